@@ -1,0 +1,60 @@
+"""Polyphily: federated graph learning for graphs that differ in kind.
+
+>>> import polyphily
+>>> federation = polyphily.load("csbm:nodes=100,features=8", clients=3, seed=0)
+>>> result = polyphily.run("fedavg", federation, rounds=2)
+>>> sorted(result.models)
+['global', 'global-best']
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyphily.errors import PolyphilyError, TrainingError, UserError
+    from polyphily.federation.run import Result, run
+    from polyphily.federation.settings import Settings
+    from polyphily.graphs.federation import Federation, load
+    from polyphily.graphs.graph import Graph, Masks
+    from polyphily.methods.base import Method, register
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Federation": "polyphily.graphs.federation",
+    "Graph": "polyphily.graphs.graph",
+    "Masks": "polyphily.graphs.graph",
+    "Method": "polyphily.methods.base",
+    "PolyphilyError": "polyphily.errors",
+    "Result": "polyphily.federation.run",
+    "Settings": "polyphily.federation.settings",
+    "TrainingError": "polyphily.errors",
+    "UserError": "polyphily.errors",
+    "load": "polyphily.graphs.federation",
+    "register": "polyphily.methods.base",
+    "run": "polyphily.federation.run",
+}
+
+__all__ = [
+    "Federation",
+    "Graph",
+    "Masks",
+    "Method",
+    "PolyphilyError",
+    "Result",
+    "Settings",
+    "TrainingError",
+    "UserError",
+    "load",
+    "register",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use, so that `import polyphily` (and `polyphily --help`) stays quick."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'polyphily' has no attribute '{name}'")

@@ -1,0 +1,195 @@
+"""A cohort: clients that live in one process, their graphs packed into one block-diagonal graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from polyphily.graphs.graph import UNLABELLED, Graph, IntArray
+from polyphily.nn.draws import Draws
+from polyphily.nn.segments import Segments
+from polyphily.nn.sparse import SparseMatrix
+
+Key: TypeAlias = tuple[int, int]
+
+
+class Cohort:
+    """The graphs of `K` clients as one graph, for training.
+
+    Only train labels are here: `labels` is -1 everywhere else, so that no training code can look at
+    a label that it must not see. Evaluation has its own copy (`metrics.Evaluator`).
+
+    Args:
+        graphs: the clients' graphs, each with its masks drawn.
+        keys: (seed, client) of every client; names the client's random streams.
+        classes: number of classes.
+        device: where the tensors live.
+        dtype: of features and weights.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[Graph],
+        keys: Sequence[Key],
+        classes: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.graphs = tuple(graphs)
+        self.keys = tuple(keys)
+        self.classes = classes
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
+        self._singles: dict[int, Cohort] = {}
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.segments.rows
+
+    @property
+    def num_features(self) -> int:
+        return self.graphs[0].num_features
+
+    def take(self, clients: Sequence[int]) -> Cohort:
+        """The cohort of some of these clients, in the order given."""
+        if list(clients) == list(range(len(self))):
+            return self
+        if len(clients) == 1 and clients[0] in self._singles:
+            return self._singles[clients[0]]
+        taken = Cohort(
+            [self.graphs[k] for k in clients],
+            [self.keys[k] for k in clients],
+            self.classes,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        if len(clients) == 1:
+            self._singles[clients[0]] = taken
+        return taken
+
+    def draws(self, round_index: int) -> Draws:
+        return Draws(self.keys, round_index, self.device)
+
+    @cached_property
+    def x(self) -> Tensor | SparseMatrix:
+        """Features: dense `[N, F]`, or sparse and block-diagonal `[N, K·F]`."""
+        if any(sp.issparse(graph.features) for graph in self.graphs):
+            width = self.num_features
+            blocks = [sp.csr_array(graph.features) for graph in self.graphs]
+            for block in blocks:
+                block.sort_indices()
+            rows = np.repeat(
+                np.arange(self.num_nodes), np.concatenate([np.diff(b.indptr) for b in blocks])
+            )
+            cols = np.concatenate(
+                [b.indices.astype(np.int64) + k * width for k, b in enumerate(blocks)]
+            )
+            return SparseMatrix.from_coordinates(
+                rows,
+                cols,
+                np.concatenate([b.data for b in blocks]),
+                (self.num_nodes, len(self) * width),
+                dtype=self.dtype,
+                device=self.device,
+            )
+        dense = np.concatenate([graph.features for graph in self.graphs])
+        return torch.from_numpy(dense).to(self.device, self.dtype)
+
+    @cached_property
+    def x_pointers(self) -> tuple[int, ...]:
+        """Where each client's stored feature entries begin (rows when dense)."""
+        if isinstance(self.x, Tensor):
+            return self.segments.pointers
+        return tuple(self.x.crow[list(self.segments.pointers)].tolist())
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Labels of train nodes, -1 elsewhere."""
+        parts = []
+        for graph in self.graphs:
+            assert graph.masks is not None, f"{graph.name}: no split was drawn"
+            parts.append(np.where(graph.masks.train, graph.labels, UNLABELLED))
+        return torch.from_numpy(np.concatenate(parts)).to(self.device)
+
+    @cached_property
+    def train_nodes(self) -> Tensor:
+        return torch.nonzero(self.labels != UNLABELLED).view(-1)
+
+    @cached_property
+    def train_labels(self) -> Tensor:
+        return self.labels[self.train_nodes]
+
+    @cached_property
+    def train_segments(self) -> Segments:
+        """Train nodes by client: `train_segments.sum(values_at_train_nodes)`."""
+        counts = [int((graph.masks.train).sum()) for graph in self.graphs if graph.masks]
+        return Segments(tuple(counts), self.device)
+
+    @cached_property
+    def num_train(self) -> Tensor:
+        return torch.tensor(self.train_segments.sizes, device=self.device, dtype=self.dtype)
+
+    @cached_property
+    def train_onehot(self) -> Tensor:
+        """One-hot labels of the train nodes, `[train nodes, classes]`."""
+        return torch.nn.functional.one_hot(self.train_labels, self.classes).to(self.dtype)
+
+    @cached_property
+    def edges(self) -> SparseMatrix:
+        """The adjacency pattern (all ones, no self-loop). Symmetric."""
+        return self._pattern(loops=False)
+
+    @cached_property
+    def edges_with_loops(self) -> SparseMatrix:
+        return self._pattern(loops=True)
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        counts = self.edges.crow[1:] - self.edges.crow[:-1]
+        return counts.to(self.dtype)
+
+    @cached_property
+    def gcn(self) -> SparseMatrix:
+        """(D+I)^-1/2 (A+I) (D+I)^-1/2."""
+        scale = (self.degrees + 1).rsqrt()
+        pattern = self.edges_with_loops
+        return pattern.with_value(scale[pattern.row] * scale[pattern.col_long])
+
+    @cached_property
+    def random_walk(self) -> SparseMatrix:
+        """(D+I)^-1 (A+I)."""
+        pattern = self.edges_with_loops
+        return pattern.with_value((self.degrees + 1).reciprocal()[pattern.row])
+
+    @cached_property
+    def mean(self) -> SparseMatrix:
+        """D^-1 A: the mean over neighbours, zero for a node without any."""
+        return self.edges.with_value(self.degrees.clamp(min=1).reciprocal()[self.edges.row])
+
+    def _pattern(self, *, loops: bool) -> SparseMatrix:
+        starts = self.segments.pointers
+        ends: list[IntArray] = [g.edges + starts[k] for k, g in enumerate(self.graphs)]
+        edges = np.concatenate(ends, axis=1)
+        if loops:
+            nodes = np.arange(self.num_nodes)
+            edges = np.concatenate([edges, np.stack([nodes, nodes])], axis=1)
+            edges = edges[:, np.lexsort((edges[1], edges[0]))]
+        return SparseMatrix.from_coordinates(
+            edges[0],
+            edges[1],
+            None,
+            (self.num_nodes, self.num_nodes),
+            dtype=self.dtype,
+            device=self.device,
+        )

@@ -1,0 +1,176 @@
+"""The run folder: everything a run leaves behind, written so that a kill at any moment loses little.
+
+    config.toml       what was asked; runs again as is
+    partition.npz     who holds which node, and the split (partition-seed-N.npz for further seeds)
+    metrics.jsonl     one object per round
+    summary.json      the outcome
+    models/           weights of the last round, and of the best validation round (…-best)
+    checkpoint/       where a killed run goes on
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyphily.errors import UserError
+from polyphily.federation.local import Message
+from polyphily.graphs.federation import Federation
+
+CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+SHARE = 0.1  # at most this share of a run goes into writing checkpoints
+
+
+class RunFolder:
+    """Reads and writes a run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written, self._cost = 0.0, 0.0
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "checkpoint" / "state.safetensors"
+
+    def create(self, config: Mapping[str, Any], federations: Sequence[Federation]) -> None:
+        """Lays out a new folder; refuses one that holds a run already."""
+        if (self.path / CONFIG).exists():
+            raise UserError(
+                f"{self.path} holds a run already: choose another --out, "
+                f"or go on with it: polyphily run --resume {self.path}"
+            )
+        try:
+            for name in ("models", "checkpoint"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
+        for s, federation in enumerate(federations):
+            federation.partition.save(self.partition_file(federation.seed, first=s == 0))
+        write_text(self.path / CONFIG, to_toml(config))
+
+    def partition_file(self, seed: int, *, first: bool) -> Path:
+        return self.path / ("partition.npz" if first else f"partition-seed-{seed}.npz")
+
+    # Rounds ----------------------------------------------------------------------------------
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(clean(record), allow_nan=False) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        file = self.path / METRICS
+        if not file.exists():
+            return []
+        found = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:  # the line a kill cut short
+                break
+        return found
+
+    def truncate(self, rounds: int) -> list[dict[str, Any]]:
+        """Drops what was recorded after the checkpoint; those rounds are run again."""
+        kept = [record for record in self.records() if record["round"] <= rounds]
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        write_text(self.path / METRICS, lines)
+        return kept
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        text = json.dumps(clean(summary), indent=2, allow_nan=False)
+        write_text(self.path / SUMMARY, text + "\n")
+
+    def read_summary(self) -> dict[str, Any] | None:
+        file = self.path / SUMMARY
+        if not file.exists():
+            return None
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
+    # Weights ---------------------------------------------------------------------------------
+
+    def save_model(self, name: str, params: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+        file = self.path / "models" / f"{safe_name(name)}.safetensors"
+        _save(file, {n: t.detach().cpu().contiguous() for n, t in params.items()}, facts)
+
+    def checkpoint_due(self) -> bool:
+        """Whether a checkpoint may be written without taking more than its share of the time."""
+        return time.perf_counter() - self._written >= self._cost / SHARE
+
+    def save_checkpoint(self, tensors: Message, progress: Mapping[str, Any]) -> None:
+        began = time.perf_counter()
+        host = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+        _save(self.checkpoint_file, host, {"progress": json.dumps(progress)})
+        self._written = time.perf_counter()
+        self._cost = self._written - began
+
+    def load_checkpoint(self) -> tuple[Message, dict[str, Any]] | None:
+        if not self.checkpoint_file.exists():
+            return None
+        with safe_open(self.checkpoint_file, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            progress: dict[str, Any] = json.loads(file.metadata()["progress"])
+        return tensors, progress
+
+
+def _save(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    save_file(dict(tensors), partial, metadata=dict(facts))
+    os.replace(partial, file)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
+
+
+def clean(value: Any) -> Any:
+    """The value with NaN and infinity replaced by null, so that any JSON reader takes it."""
+    if isinstance(value, Mapping):
+        return {str(key): clean(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def safe_name(name: str) -> str:
+    """A name fit for a file: letters, digits, dots, dashes.
+
+    >>> safe_name("bank north/1")
+    'bank-north-1'
+    """
+    return re.sub(r"[^\w.\-]+", "-", name).strip(".-") or "model"
+
+
+def to_toml(config: Mapping[str, Any]) -> str:
+    """Plain values and one level of tables as TOML.
+
+    >>> print(to_toml({"method": "fedprox", "seeds": [0, 1], "set": {"mu": 0.1}}), end="")
+    method = "fedprox"
+    seeds = [0, 1]
+    <BLANKLINE>
+    [set]
+    mu = 0.1
+    """
+    plain = {k: v for k, v in config.items() if not isinstance(v, Mapping)}
+    tables = {k: v for k, v in config.items() if isinstance(v, Mapping) and v}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for table, entries in tables.items():
+        lines += ["", f"[{table}]", *[f"{k} = {json.dumps(v)}" for k, v in entries.items()]]
+    return "\n".join(lines) + "\n"

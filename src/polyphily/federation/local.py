@@ -1,0 +1,127 @@
+"""One round at the clients: what a method sees while it trains, and what goes back to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from polyphily.federation.cohort import Cohort
+from polyphily.federation.optimizers import Optimizer, OptimizerSpec
+from polyphily.nn.backbones import Backbone, Output
+from polyphily.nn.draws import Draws
+
+Message: TypeAlias = dict[str, Tensor]
+"""Named tensors with a leading client axis; a scalar per client is a tensor `[K]`."""
+
+MODEL = "model/"
+
+
+def model_part(message: Mapping[str, Tensor]) -> Message:
+    """The parameters in a message or a memory, by their own names."""
+    return {n.removeprefix(MODEL): t for n, t in message.items() if n.startswith(MODEL)}
+
+
+def as_model(params: Mapping[str, Tensor]) -> Message:
+    """Parameters under the names they have in a message or a memory."""
+    return {MODEL + name: value for name, value in params.items()}
+
+
+@dataclass
+class Local:
+    """A round of local training for the clients of a cohort, one or many.
+
+    Attributes:
+        cohort: the clients' graphs.
+        network: the backbone; its own parameters are never used, `params` are.
+        params: stacked parameters `[K, …]`, being trained.
+        received: what the server sent for this round.
+        memory: what each client keeps to itself from round to round.
+        optimizer: which optimiser the clients use.
+        steps: how many optimiser steps each client takes in this round.
+        round_index: the round, from 0.
+        draws: the round's random draws; None in evaluation.
+        constants: what `Method.begin` computed once for this round.
+        losses: mean loss of each client over its steps.
+    """
+
+    cohort: Cohort
+    network: Backbone
+    params: Message
+    received: Message
+    memory: Message
+    optimizer: OptimizerSpec
+    steps: tuple[int, ...] = ()
+    round_index: int = 0
+    draws: Draws | None = None
+    constants: Message = field(default_factory=dict)
+    losses: Tensor | None = None
+
+    def forward(self, params: Mapping[str, Tensor] | None = None) -> Output:
+        """The network's output on the cohort, with `params` where others than the trained ones."""
+        chosen = dict(self.params if params is None else params)
+        output: Output = functional_call(self.network, chosen, (self.cohort, self.draws))
+        return output
+
+    def frozen(self, params: Mapping[str, Tensor]) -> Output:
+        """The output of other parameters, without dropout and without gradient."""
+        with torch.no_grad():
+            output: Output = functional_call(self.network, dict(params), (self.cohort,))
+        return output
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Each client's mean cross-entropy over its own train nodes, `[K]`."""
+        nodes = self.cohort.train_nodes
+        return self.train_mean(
+            F.cross_entropy(logits[nodes], self.cohort.train_labels, reduction="none")
+        )
+
+    def train_mean(self, values: Tensor) -> Tensor:
+        """Each client's mean of values at its train nodes; zero for a client without any."""
+        return self.cohort.train_segments.sum(values) / self.cohort.num_train.clamp(min=1)
+
+    def drift(self, anchor: Mapping[str, Tensor]) -> Tensor:
+        """Squared distance of each client's parameters to `anchor`, over the names in it, `[K]`."""
+        distances = [
+            (self.params[name] - value).flatten(1).square().sum(dim=1)
+            for name, value in anchor.items()
+        ]
+        return torch.stack(distances).sum(dim=0)
+
+    def descend(self, method: LossAndGradient) -> None:
+        """Full-batch steps on the method's loss; a client stops after its own number of steps."""
+        stepper = Optimizer(self.optimizer, self.params, self.memory)
+        total = self.cohort.num_train.new_zeros(len(self.cohort))
+        even = len(set(self.steps)) == 1
+        for step in range(max(self.steps)):
+            going = None if even else [k for k, limit in enumerate(self.steps) if step < limit]
+            loss = method.loss(self)
+            names, values = zip(*self.params.items(), strict=True)
+            gradients = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
+            grads = method.correct(self, dict(zip(names, gradients, strict=True)))
+            stepper.step(grads, going)
+            total += loss.detach() if going is None else self._only(loss.detach(), going)
+        stepper.finish()
+        self.losses = total / torch.tensor(self.steps, device=total.device)
+
+    def _only(self, values: Tensor, clients: list[int]) -> Tensor:
+        kept = torch.zeros_like(values)
+        kept[clients] = values[clients]
+        return kept
+
+
+class LossAndGradient:
+    """What `Local.descend` asks of a method."""
+
+    def loss(self, local: Local) -> Tensor:
+        """Each client's loss, `[K]`; a client's value depends on that client alone."""
+        raise NotImplementedError
+
+    def correct(self, local: Local, grads: Message) -> Message:
+        """The gradients to step with, for methods that correct them."""
+        return grads

@@ -1,0 +1,428 @@
+"""A whole run: rounds, scores, the run folder, and the result in Python's hands."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import polyphily
+from polyphily.errors import PolyphilyError, TrainingError, UserError
+from polyphily.federation import settings as knobs
+from polyphily.federation.folder import RunFolder
+from polyphily.federation.local import Message
+from polyphily.federation.metrics import Evaluator
+from polyphily.federation.recipes import fill
+from polyphily.federation.settings import Settings
+from polyphily.federation.simulation import RoundReport, Simulation
+from polyphily.federation.tracker import VIEWS, Tracker
+from polyphily.graphs.federation import Federation
+from polyphily.methods import base as methods
+from polyphily.methods.base import Method
+
+Progress = Callable[[dict[str, Any]], None]
+MOMENTS = ("final", "last5", "best_val")
+VIEW_OF = {"global": "received", "personal": "trained"}
+
+
+@dataclass
+class Result:
+    """What a run leaves in Python.
+
+    Attributes:
+        summary: as in `summary.json`.
+        models: weights by name: "global", or one per client; "…-best" at the best validation round.
+        folder: the run folder, if one was asked for.
+    """
+
+    summary: dict[str, Any]
+    models: dict[str, Message]
+    folder: Path | None
+    _logits: list[list[torch.Tensor]]
+    _federations: Sequence[Federation]
+
+    def predict(self, client: int | str, seed: int | None = None) -> npt.NDArray[np.str_]:
+        """The class names that a client's model gives to its nodes, in the order of its graph.
+
+        Args:
+            client: position or name.
+            seed: of several runs, which; the first unless given.
+        """
+        seeds = [f.seed for f in self._federations]
+        if seed is not None and seed not in seeds:
+            raise UserError(f"no run with seed {seed}: there are {seeds}")
+        s = 0 if seed is None else seeds.index(seed)
+        federation = self._federations[s]
+        names = [graph.name for graph in federation.clients]
+        if isinstance(client, str) and client not in names:
+            raise methods.unknown("client", client, names)
+        k = names.index(client) if isinstance(client, str) else client
+        if not -len(names) <= k < len(names):
+            raise UserError(f"no client {k}: there are {len(names)}, from 0")
+        chosen = self._logits[s][k].argmax(dim=1).numpy()
+        return np.array(federation.classes)[chosen]
+
+
+def run(
+    method: str | Method,
+    federation: Federation | Sequence[Federation],
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Result:
+    """Trains a federation.
+
+    Args:
+        method: a method's name, or a method.
+        federation: one federation, or several that run side by side (one per seed).
+        out: the run folder to write; none unless given.
+        progress: called after every round with that round's record.
+        **options: settings (`polyphily.Settings`: rounds, epochs, backbone, lr, …) and
+            hyperparameters of the method (`mu=0.1`).
+
+    Returns:
+        The summary, the models and predictions.
+
+    Raises:
+        UserError: for names and values that cannot be.
+        TrainingError: when training cannot go on.
+    """
+    federations = [federation] if isinstance(federation, Federation) else list(federation)
+    if not federations:
+        raise UserError("no federation was given")
+    chosen = {k: v for k, v in options.items() if k in knobs.names()}
+    rest = {k: v for k, v in options.items() if k not in chosen}
+    if isinstance(method, str):
+        known = {*methods.find(method).hyperparameters(), *knobs.names()}
+        for name in rest:
+            if name not in known:
+                raise methods.unknown("setting", name, known)
+        method = methods.create(method, rest)
+    elif rest:
+        raise UserError(f"settings that do not exist: {', '.join(rest)}")
+    settings = knobs.from_mapping(chosen)
+    execution = Execution(method, federations, settings, Path(out) if out else None)
+    if execution.folder:
+        execution.folder.create(execution.config(), federations)
+    return execution.go(progress)
+
+
+class Execution:
+    """A run in progress: simulation, tracker and folder."""
+
+    def __init__(
+        self,
+        method: Method,
+        federations: Sequence[Federation],
+        settings: Settings,
+        out: Path | None,
+        loading_seconds: float = 0.0,
+    ) -> None:
+        began = time.perf_counter()
+        first = federations[0]
+        _check_together(federations)
+        settings = fill(settings, first.kind, first.metric)
+        settings.check()
+        if settings.metric == "auc" and len(first.classes) != 2:
+            raise UserError(f"metric auc needs two classes, {first.dataset} has {len(first.classes)}")
+        if settings.device.startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(f"--device {settings.device}: no CUDA device is there; use --device cpu")
+        self.method, self.federations, self.settings = method, list(federations), settings
+        self.folder = RunFolder(out) if out else None
+        try:
+            self.simulation = Simulation(method, federations, settings)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        graphs = self.simulation.cohort.graphs
+        self.evaluator = Evaluator(graphs, len(first.classes), self.simulation.device)
+        selection = method.selection if settings.selection == "method" else settings.selection
+        self.view = VIEW_OF[method.evaluated]
+        self.tracker = Tracker(
+            self.evaluator.counts,
+            [len(f) for f in federations],
+            settings.metric or "accuracy",
+            per_client=selection == "client",
+            view=self.view,
+            one_model=method.evaluated == "global",
+        )
+        self.selection = selection
+        self.reports: list[dict[str, Any]] = []
+        self.setup_seconds = loading_seconds + time.perf_counter() - began
+
+    def config(self) -> dict[str, Any]:
+        """Everything needed to run again, for `config.toml`."""
+        return {
+            "method": self.method.name,
+            **self.federations[0].request,
+            "seeds": [f.seed for f in self.federations],
+            **{k: v for k, v in dataclasses.asdict(self.settings).items() if v is not None},
+            "set": dataclasses.asdict(self.method),
+        }
+
+    def go(self, progress: Progress | None = None) -> Result:
+        """Runs to the end and writes what a run leaves behind."""
+        simulation, settings = self.simulation, self.settings
+        try:
+            while simulation.round < settings.rounds:
+                if len(simulation.stopped) == len(simulation.cohort):
+                    break
+                record = self._one_round()
+                self.reports.append(record)
+                if self.folder:
+                    self.folder.append(record)
+                    if self.folder.checkpoint_due():
+                        self.checkpoint()
+                if progress:
+                    progress(record)
+        except TrainingError:
+            if simulation.round:
+                self._finish(write_summary=False)
+            raise
+        return self._finish()
+
+    def checkpoint(self) -> None:
+        assert self.folder
+        tensors = {f"simulation/{n}": t for n, t in self.simulation.tensors().items()}
+        tensors |= {f"tracker/{n}": t for n, t in self.tracker.tensors().items()}
+        progress = {
+            "round": self.simulation.round,
+            "stopped": sorted(self.simulation.stopped),
+            "setup_seconds": self.setup_seconds,
+        }
+        self.folder.save_checkpoint(tensors, progress)
+
+    def restore(self) -> int:
+        """Goes back to the folder's checkpoint; the number of rounds that are complete."""
+        assert self.folder
+        found = self.folder.load_checkpoint()
+        if found is None:
+            self.folder.truncate(0)
+            return 0
+        tensors, progress = found
+
+        def part(prefix: str) -> Message:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        self.simulation.restore(part("simulation/"), progress["round"], progress["stopped"])
+        self.tracker.restore(part("tracker/"), self.simulation.device)
+        self.reports = self.folder.truncate(progress["round"])
+        return int(progress["round"])
+
+    # One round -------------------------------------------------------------------------------
+
+    def _one_round(self) -> dict[str, Any]:
+        report = self.simulation.advance()
+        began = time.perf_counter()
+        last = self.simulation.round == self.settings.rounds
+        if last or self.simulation.round % self.settings.evaluate_every == 0:
+            self._score()
+        return self._record(report, time.perf_counter() - began)
+
+    def _score(self) -> None:
+        simulation = self.simulation
+        for view in VIEWS:
+            local = simulation.received() if view == "received" else simulation.trained()
+            scores = self.evaluator.scores(simulation.predict(local)).cpu().numpy()
+            better = self.tracker.update(view, scores, simulation.round)
+            if view == self.view and better.any():
+                self.tracker.keep_models(local.params, better)
+        simulation.stopped |= set(self.tracker.stalled(self.settings.patience))
+
+    def _record(self, report: RoundReport, seconds: float) -> dict[str, Any]:
+        evaluated = bool(self.tracker.recent["received"]) and (
+            report.round % self.settings.evaluate_every == 0
+            or report.round == self.settings.rounds
+        )
+        runs = []
+        for s, federation in enumerate(self.federations):
+            runs.append(
+                {
+                    "seed": federation.seed,
+                    "loss": report.loss[s],
+                    "bytes_up": report.bytes_up[s],
+                    "bytes_down": report.bytes_down[s],
+                    "selected": len(report.selected[s]),
+                    "failed": report.failed[s],
+                    "refused": report.refused[s],
+                    **(self.tracker.current(s) if evaluated else {}),
+                }
+            )
+        record: dict[str, Any] = {
+            "round": report.round,
+            "seconds": report.seconds,
+            "seconds_evaluation": seconds,
+        }
+        if len(runs) == 1:
+            runs[0].pop("seed")
+            return record | runs[0]
+        shared = {k: [run[k] for run in runs] for k in runs[0] if k in ("failed", "refused")}
+        means = mean_of([{k: v for k, v in run.items() if k not in shared and k != "seed"} for run in runs])
+        return record | means | shared | {"per_seed": runs}
+
+    # The end ---------------------------------------------------------------------------------
+
+    def _finish(self, *, write_summary: bool = True) -> Result:
+        simulation = self.simulation
+        view = simulation.received() if self.view == "received" else simulation.trained()
+        logits = simulation.predict(view).cpu()
+        parts = torch.split(logits, list(simulation.cohort.segments.sizes))
+        starts = simulation.starts
+        models = self._models(view.params, "")
+        models |= self._models(self.tracker.models, "-best")
+        summary = self._summary()
+        if self.folder:
+            facts = {"polyphily": polyphily.__version__, "method": self.method.name}
+            facts |= {"backbone": str(self.settings.backbone), "dataset": self.federations[0].dataset}
+            for name, params in models.items():
+                self.folder.save_model(name, params, facts)
+            self.checkpoint()
+            if write_summary:
+                self.folder.write_summary(summary)
+        return Result(
+            summary=summary,
+            models=models,
+            folder=self.folder.path if self.folder else None,
+            _logits=[list(parts[a:b]) for a, b in zip(starts, starts[1:], strict=False)],
+            _federations=self.federations,
+        )
+
+    def _models(self, params: Message, suffix: str) -> dict[str, Message]:
+        """Weights by name, from stacked ones: per federation, or per client."""
+        found: dict[str, Message] = {}
+        if not params:
+            return found
+        single = self.tracker.one_model
+        stacked_once = single and bool(suffix)
+        row = 0
+        for s, federation in enumerate(self.federations):
+            prefix = f"seed-{federation.seed}-" if len(self.federations) > 1 else ""
+            names = ["global"] if single else [graph.name for graph in federation.clients]
+            for k, name in enumerate(names):
+                at = s if stacked_once else self.simulation.starts[s] + k
+                found[f"{prefix}{name}{suffix}"] = {
+                    n: t[at].detach().cpu().clone() for n, t in params.items()
+                }
+            row += len(names)
+        return found
+
+    def _summary(self) -> dict[str, Any]:
+        first, settings = self.federations[0], self.settings
+        runs = []
+        for s, federation in enumerate(self.federations):
+            views = {view: self.tracker.moments(view, s) for view in VIEWS}
+            runs.append({"seed": federation.seed, **views[self.view], "views": views})
+        seconds = [record["seconds"] for record in self.reports]
+        bytes_up = [record["bytes_up"] for record in self.reports]
+        bytes_down = [record["bytes_down"] for record in self.reports]
+        refused = [
+            sum(len(r["refused"]) for r in record.get("per_seed", [record])) for record in self.reports
+        ]
+        scores = [{k: v for k, v in run.items() if k != "seed"} for run in runs]
+        return {
+            "polyphily": polyphily.__version__,
+            "method": self.method.name,
+            "hyperparameters": dataclasses.asdict(self.method),
+            "dataset": first.dataset,
+            "partition": {
+                "name": first.partition.name,
+                "clients": len(first),
+                "sha256": first.partition.sha256,
+                **(
+                    {"sha256_per_seed": [f.partition.sha256 for f in self.federations]}
+                    if len(self.federations) > 1
+                    else {}
+                ),
+            },
+            "split": first.split,
+            "classes": list(first.classes),
+            "clients": [graph.name for graph in first.clients],
+            "seeds": [f.seed for f in self.federations],
+            "rounds": self.simulation.round,
+            "epochs": settings.epochs,
+            "backbone": settings.backbone,
+            "settings": {k: v for k, v in dataclasses.asdict(settings).items() if v is not None},
+            "device": settings.device,
+            "engine": settings.engine,
+            "evaluated": self.method.evaluated,
+            "selection": {"by": self.selection, "metric": settings.metric},
+            **(scores[0] if len(runs) == 1 else mean_of(scores, spread=True)),
+            **({"per_seed": runs} if len(runs) > 1 else {}),
+            "seconds_per_round_median": statistics.median(seconds),
+            "seconds_evaluation_median": statistics.median(
+                record["seconds_evaluation"] for record in self.reports
+            ),
+            "setup_seconds": self.setup_seconds,
+            "peak_memory_mb": peak_memory_mb(),
+            "bytes_up_per_round": statistics.median(bytes_up),
+            "bytes_down_per_round": statistics.median(bytes_down),
+            "refused_updates": sum(refused),
+            "notes": list(first.notes),
+            "versions": versions(),
+        }
+
+
+def mean_of(values: Sequence[Any], *, spread: bool = False) -> Any:
+    """The mean of equal structures, number by number; with `spread`, `…_std` beside metrics.
+
+    Lists of equal length are averaged element by element; of unequal length they become empty.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        merged: dict[str, Any] = {}
+        for key in first:
+            entries = [value[key] for value in values]
+            merged[key] = mean_of(entries, spread=spread)
+            numbers = [e for e in entries if isinstance(e, int | float)]
+            if spread and key != "round" and len(numbers) == len(entries) > 1:
+                merged[f"{key}_std"] = statistics.stdev(numbers)
+        return merged
+    if isinstance(first, list):
+        if len({len(value) for value in values}) > 1:
+            return []
+        return [mean_of(entries) for entries in zip(*values, strict=True)]
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
+
+
+def peak_memory_mb() -> float:
+    """The largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024 if sys.platform != "darwin" else peak / 1024**2
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": str(torch.get_num_threads()),
+        "cpus": str(os.cpu_count()),
+    }
+
+
+def _check_together(federations: Sequence[Federation]) -> None:
+    first = federations[0]
+    for other in federations[1:]:
+        if other.classes != first.classes:
+            raise UserError("federations that run side by side need the same classes")
+        if other.clients[0].num_features != first.clients[0].num_features:
+            raise UserError("federations that run side by side need the same features")
+    widths = {graph.num_features for f in federations for graph in f.clients}
+    if len(widths) > 1:
+        raise UserError(f"clients have different numbers of features: {sorted(widths)}")
+
+
+__all__ = ["Execution", "PolyphilyError", "Result", "run"]

@@ -1,0 +1,106 @@
+"""What the readers have in common: arrays from files, checked and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from polyphily.graphs.datasets.reading import Request
+from polyphily.graphs.graph import BoolArray, Collection, Features, Graph, IntArray, Masks
+
+
+def load_npz(path: Path) -> Any:
+    """An archive of plain arrays; arrays that would have to be unpickled are refused."""
+    return np.load(path, allow_pickle=False)
+
+
+def read_table(path: Path, **arguments: Any) -> Any:
+    """A pandas table from a CSV file; pandas is imported only where it is needed."""
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+
+    return pd.read_csv(path, **arguments)
+
+
+def build(
+    request: Request,
+    features: Features,
+    edges: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    own_masks: tuple[Masks, ...] = (),
+    name: str = "",
+    node_ids: npt.NDArray[np.generic] | None = None,
+) -> Graph:
+    """A graph from what a file holds, after a look at whether it holds together.
+
+    Raises:
+        ValueError: where an edge leads outside the graph, lengths differ or a label is none of the
+            dataset's.
+    """
+    ends, classes = np.asarray(edges), np.asarray(labels)
+    nodes = len(classes)
+    if features.shape[0] != nodes or any(len(masks.train) != nodes for masks in own_masks):
+        raise ValueError("features, labels and splits are of different length")
+    if ends.size and not 0 <= ends.min() <= ends.max() < nodes:
+        raise ValueError("an edge leads to a node that does not exist")
+    if nodes and not -1 <= classes.min() <= classes.max() < request.info.classes:
+        raise ValueError(f"a label is outside 0..{request.info.classes - 1}")
+    return Graph.build(
+        features,
+        ends,
+        classes,
+        own_masks=own_masks,
+        name=name or request.info.name,
+        node_ids=node_ids,
+    )
+
+
+def collect(
+    request: Request, graphs: Iterable[Graph], *, natural: bool, classes: Iterable[str] = ()
+) -> Collection:
+    """The collection with the class names and notes of the registry."""
+    info = request.info
+    names = tuple(classes) or info.class_names or [str(label) for label in range(info.classes)]
+    return Collection(info.name, tuple(graphs), tuple(names), natural=natural, notes=info.notes)
+
+
+def compressed_rows(arrays: Any, prefix: str = "") -> sp.csr_array:
+    """A CSR matrix from the arrays `data`, `indices`, `indptr` and `shape` of an archive."""
+    data, indices, indptr, shape = (
+        arrays[prefix + part] for part in ("data", "indices", "indptr", "shape")
+    )
+    matrix = sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))
+    matrix.check_format(full_check=True)  # scipy's compiled code trusts the indices
+    return matrix
+
+
+def edges_of(adjacency: sp.csr_array) -> IntArray:
+    """Row and column of every stored entry."""
+    source = np.repeat(np.arange(adjacency.shape[0]), np.diff(adjacency.indptr))
+    return np.stack([source, adjacency.indices.astype(np.int64)])
+
+
+def flags(values: npt.ArrayLike) -> BoolArray:
+    return np.asarray(values).astype(np.bool_)
+
+
+def flags_at(positions: npt.ArrayLike, length: int) -> BoolArray:
+    """True at these positions."""
+    array = np.zeros(length, dtype=np.bool_)
+    array[np.asarray(positions, dtype=np.int64)] = True
+    return array
+
+
+def geom_gcn_masks(paths: Iterable[Path]) -> tuple[Masks, ...]:
+    """The splits of Geom-GCN, one archive each."""
+    masks = []
+    for path in paths:
+        with load_npz(path) as archive:
+            masks.append(
+                Masks(*(flags(archive[f"{role}_mask"]) for role in ("train", "val", "test")))
+            )
+    return tuple(masks)

@@ -1,0 +1,154 @@
+"""From what a user writes, `name:option=value,…`, to the graphs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyphily.errors import UserError, unknown
+from polyphily.graphs.datasets.fetch import fetch, missing
+from polyphily.graphs.datasets.info import DatasetInfo
+from polyphily.graphs.datasets.registry import find
+
+if TYPE_CHECKING:
+    from polyphily.graphs.graph import Collection, Graph
+
+COMPONENTS = ("largest",)
+_DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a reader is given: the dataset, its files by part, and the user's wishes."""
+
+    info: DatasetInfo
+    files: Mapping[str, tuple[Path, ...]]
+    options: Mapping[str, str]
+    seed: int = 0
+    clients: int | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files in one row; the order within a part is the registry's."""
+        return tuple(path for paths in self.files.values() for path in paths)
+
+
+def data_root() -> Path:
+    """Where datasets are kept: `$POLYPHILY_DATA`, else the user's cache folder."""
+    own = os.environ.get("POLYPHILY_DATA")
+    if own:
+        return Path(own).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "polyphily"
+
+
+def parse(spec: str) -> tuple[DatasetInfo, dict[str, str]]:
+    """The dataset and the options of a `name` or `name:option=value,option=value`.
+
+    >>> info, options = parse("Syn_Cora:0.3,component=largest")
+    >>> info.name, options
+    ('syn-cora', {'homophily': '0.3', 'component': 'largest'})
+    """
+    name, _, rest = spec.partition(":")
+    info = find(name)
+    options: dict[str, str] = {}
+    for item in filter(None, (item.strip() for item in rest.split(","))):
+        key, separator, value = item.rpartition("=")
+        key = (key if separator else info.short).strip().lower()
+        if not key:
+            raise UserError(
+                f"'{item}' in '{spec}' is no option: write option=value. "
+                f"Options of {info.name}: {', '.join(info.options)}"
+            )
+        if key not in info.options:
+            raise unknown(f"option of {info.name}", key, info.options)
+        if key in options:
+            raise UserError(f"'{spec}' gives the option {key} twice")
+        options[key] = value.strip()
+    return info, options
+
+
+def is_present(name: str, root: Path | None = None) -> bool:
+    """Whether `read` of this name, or `name:option=value`, would find all its files."""
+    info, options = parse(name)
+    return not missing(info.chosen(options).values(), root or data_root())
+
+
+def read(
+    spec: str, *, root: Path | None = None, seed: int = 0, clients: int | None = None
+) -> Collection:
+    """The graph, or the clients' graphs, that a name stands for.
+
+    Missing files are downloaded from their official place where there is a public one. Features
+    are as published, not normalised.
+
+    Args:
+        spec: `name` or `name:option=value,option=value`; see `DATASETS` for both.
+        root: the folder with the data; `data_root()` unless given.
+        seed: for what is drawn at random (csbm only).
+        clients: how many clients to draw (csbm only).
+
+    Raises:
+        UserError: for a wrong name or option, and for files that are absent or damaged.
+    """
+    from polyphily.graphs.datasets.readers import READERS
+
+    info, options = parse(spec)
+    component = options.pop("component", None)
+    if component is not None and component not in COMPONENTS:
+        raise unknown("value of component", component, COMPONENTS)
+    folder = root or data_root()
+    parts = info.chosen(options)
+    new = fetch(info, parts.values(), folder)
+    files = {key: tuple(folder / file for file in part.files) for key, part in parts.items()}
+    try:
+        collection = READERS[info.format](Request(info, files, options, seed, clients))
+    except _DAMAGED as error:
+        if not files:
+            raise
+        for path in new:  # else the next attempt would find them and fail again
+            path.unlink(missing_ok=True)
+        raise _damaged(info, files, new, error) from error
+    if component:
+        graphs = tuple(largest_component(graph) for graph in collection.graphs)
+        collection = replace(collection, graphs=graphs)
+    return collection
+
+
+def largest_component(graph: Graph) -> Graph:
+    """The largest connected component, its nodes in their old order."""
+    import numpy as np
+    from scipy.sparse.csgraph import connected_components
+
+    _, member = connected_components(graph.adjacency(), directed=False)
+    return graph.subgraph(np.flatnonzero(member == np.bincount(member).argmax()))
+
+
+def _damaged(
+    info: DatasetInfo, files: Mapping[str, tuple[Path, ...]], new: list[Path], error: Exception
+) -> UserError:
+    reason = str(error).strip() or type(error).__name__
+    if new:
+        return UserError(
+            f"{info.name}: what was downloaded cannot be read ({reason}) and was removed. "
+            f"Try again later, or fetch it by hand from {info.source}"
+        )
+    folders = sorted({str(path.parent) for paths in files.values() for path in paths})
+    return UserError(
+        f"{info.name}: a file in {', '.join(folders)} cannot be read ({reason}). Put a sound copy "
+        f"in its place. Official source: {info.source}"
+    )

@@ -1,0 +1,306 @@
+"""A federation on the host: the clients' graphs, how they came about, and their splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from polyphily.errors import UserError, unknown
+from polyphily.graphs import datasets, files, splits
+from polyphily.graphs.graph import Collection, Features, Graph, Masks
+from polyphily.graphs.partitions import PARTITIONS, Partition, partition
+
+NORMALIZATIONS = {
+    "none": "as they are",
+    "row": "each node's features sum to one",
+    "standard": "each column to mean 0 and deviation 1, within each client",
+}
+NATURAL = "natural"
+SAVED = "partition.npz"  # where a run folder keeps the partition it was given
+FROM_FILE = "as in the partition file"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with private graphs, ready to train.
+
+    Attributes:
+        dataset: the name or path the graphs came from.
+        kind: "homophilic", "heterophilic", "synthetic", "fraud" or "files".
+        clients: each client's graph, with its masks.
+        classes: label names.
+        partition: which nodes each client holds, and the masks, as saved in a run folder.
+        split: how the masks were drawn, in words.
+        seed: of partition and split, and of the run's initial parameters.
+        metric: what selects a model on validation: "accuracy" or "auc".
+        notes: what a user should know about how the data were read.
+        request: the arguments of `load` that make this federation again.
+    """
+
+    dataset: str
+    kind: str
+    clients: tuple[Graph, ...]
+    classes: tuple[str, ...]
+    partition: Partition
+    split: str
+    seed: int
+    metric: str = "accuracy"
+    notes: tuple[str, ...] = ()
+    request: Mapping[str, str | int] = field(default_factory=dict, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __repr__(self) -> str:
+        nodes = sum(graph.num_nodes for graph in self.clients)
+        return (
+            f"Federation({self.dataset}, {len(self)} clients by {self.partition.name}, "
+            f"{nodes:,} nodes, {len(self.classes)} classes, split {self.split}, seed {self.seed})"
+        )
+
+
+def load(
+    dataset: str | Path | Graph | Sequence[Graph] | Collection,
+    *,
+    partition: str | Path | None = None,
+    clients: int | None = None,
+    seed: int = 0,
+    split: str | None = None,
+    normalize: str = "none",
+    root: Path | None = None,
+) -> Federation:
+    """A federation by name, from files, or from graphs in memory.
+
+    Args:
+        dataset: a dataset's name (`polyphily datasets` lists them), with options as in
+            `csbm:gap=0.4`; a folder or file of a site's own graphs; or graphs.
+        partition: how one graph is divided (`polyphily partitions` lists the ways; options as in
+            `dirichlet:alpha=0.1`), or a partition file; graphs that are clients already: `natural`.
+        clients: how many clients; the dataset's usual number unless given.
+        seed: of everything drawn here.
+        split: "0.6,0.2,0.2" (add ":client" or ":global"), "5-fold" or "own". Unless given: the
+            partition file's masks, the split in a site's own files, or what the papers use.
+        normalize: "none", "row" or "standard".
+        root: where datasets are kept; `$POLYPHILY_DATA` or a cache folder unless given.
+
+    Raises:
+        UserError: for names, files and requests that cannot be met.
+    """
+    if normalize not in NORMALIZATIONS:
+        raise unknown("normalization", normalize, NORMALIZATIONS)
+    collection, kind, metric, usual = _collect(dataset, seed, clients, root)
+    name, options, saved = _partition_request(partition, natural=collection.natural)
+    if not collection.natural and clients is None and saved is None and name != "louvain-min":
+        clients = usual
+    wanted = splits.parse(split) if split is not None else None
+    graphs = [replace(g, features=_normalize(g.features, normalize)) for g in collection.graphs]
+    if collection.natural:
+        drawn = _natural(graphs, saved, clients, wanted, seed)
+    else:
+        short = collection.name.partition(":")[0].replace("_", "-")
+        usual_split = splits.default_split(short, name)
+        drawn = _divide(graphs[0], name, options, saved, clients, wanted, usual_split, seed)
+    members, layout, text = drawn
+    for graph in members:
+        if graph.masks is None or not graph.masks.train.any():
+            raise UserError(
+                f"client '{graph.name}' has no train node "
+                f"({graph.num_nodes} nodes, {int((graph.labels >= 0).sum())} of them labelled): "
+                "label some of its nodes, choose another --split, or leave the client out"
+            )
+    return Federation(
+        dataset=collection.name,
+        kind=kind,
+        clients=tuple(members),
+        classes=collection.classes,
+        partition=layout,
+        split=text,
+        seed=seed,
+        metric=metric,
+        notes=(*collection.notes, *_scale_note(members, normalize)),
+        request={
+            "dataset": collection.name,
+            "partition": SAVED if saved is not None else _written(name, options),
+            "clients": len(members),
+            **({} if text == FROM_FILE else {"split": text}),
+            "normalize": normalize,
+        },
+    )
+
+
+def _written(name: str, options: Mapping[str, str]) -> str:
+    """A way to partition with its options, as a user writes it."""
+    return name + ":" * bool(options) + ",".join(f"{k}={v}" for k, v in options.items())
+
+
+def _collect(
+    dataset: str | Path | Graph | Sequence[Graph] | Collection,
+    seed: int,
+    clients: int | None,
+    root: Path | None,
+) -> tuple[Collection, str, str, int]:
+    """The graphs with their kind, the metric that selects, and the usual number of clients."""
+    if isinstance(dataset, Graph):
+        dataset = [dataset]
+    if isinstance(dataset, Collection):
+        return dataset, "files", "accuracy", 10
+    if not isinstance(dataset, str | Path):
+        graphs = tuple(dataset)
+        if not graphs:
+            raise UserError("no graph was given")
+        count = 1 + max(int(graph.labels.max(initial=0)) for graph in graphs)
+        classes = tuple(map(str, range(count)))
+        return Collection("graphs", graphs, classes, natural=len(graphs) > 1), "files", "accuracy", 10
+    if _is_path(dataset):
+        path = Path(dataset).expanduser()
+        collection = replace(files.read(path), name=str(path.resolve()))
+        return collection, "files", "accuracy", len(collection.graphs)
+    collection = datasets.read(str(dataset), root=root, seed=seed, clients=clients)
+    info = datasets.find(str(dataset).partition(":")[0])
+    return replace(collection, name=str(dataset).lower()), info.kind, info.metric, info.default_clients
+
+
+def _is_path(dataset: str | Path) -> bool:
+    """A path is a `Path`, has a separator or a file's ending, or exists and is no dataset's name."""
+    if isinstance(dataset, Path):
+        return True
+    if any(mark in dataset for mark in ("/", "\\")) or dataset.startswith((".", "~")):
+        return True
+    if dataset.endswith((".npz", ".pt")):
+        return True
+    name = dataset.partition(":")[0].lower().replace("_", "-")
+    return name not in datasets.DATASETS and Path(dataset).exists()
+
+
+def _partition_request(
+    text: str | Path | None, *, natural: bool
+) -> tuple[str, dict[str, str], Partition | None]:
+    """The way's name and options, or the partition that a file holds."""
+    if text is None:
+        return (NATURAL if natural else "louvain"), {}, None
+    if isinstance(text, Path) or str(text).endswith(".npz") or Path(text).is_file():
+        saved = Partition.load(Path(text).expanduser())
+        return saved.name, {}, saved
+    name, _, rest = str(text).partition(":")
+    name = name.lower().replace("_", "-")
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    options = {}
+    for item in filter(None, rest.split(",")):
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise UserError(f"'{item}' in partition '{text}' is no option: write option=value")
+        options[key.strip()] = value.strip()
+    if natural and name != NATURAL:
+        raise UserError(
+            f"partition '{name}' divides one graph, but the data are clients already: "
+            "leave --partition out, or give a partition file"
+        )
+    return name, options, None
+
+
+def _natural(
+    graphs: list[Graph],
+    saved: Partition | None,
+    clients: int | None,
+    wanted: splits.Split | None,
+    seed: int,
+) -> tuple[list[Graph], Partition, str]:
+    """Graphs that are clients already, with their splits."""
+    if clients is not None and clients != len(graphs):
+        raise UserError(
+            f"--clients {clients} does not fit: these data are {len(graphs)} clients already"
+        )
+    ends = np.cumsum([0, *[graph.num_nodes for graph in graphs]])
+    masks: list[Masks] | None = None
+    text = FROM_FILE
+    if saved is not None:
+        if saved.client_ptr.tolist() != ends.tolist():
+            raise UserError(
+                f"partition '{saved.name}' does not fit: it is for clients of "
+                f"{np.diff(saved.client_ptr).tolist()} nodes, these have {np.diff(ends).tolist()}"
+            )
+        masks = _saved_masks(saved)
+    if wanted is not None or masks is None:
+        split = wanted or splits.parse("own" if graphs[0].own_masks else "0.6,0.2,0.2")
+        if split.kind == "global":
+            raise UserError("a global split needs one graph to divide: these are clients already")
+        masks, text = splits.draw(split, graphs, seed), str(split)
+    members = [graph.with_masks(own) for graph, own in zip(graphs, masks, strict=True)]
+    nodes = [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return members, Partition.of(NATURAL, nodes, masks), text
+
+
+def _divide(
+    graph: Graph,
+    name: str,
+    options: dict[str, str],
+    saved: Partition | None,
+    clients: int | None,
+    wanted: splits.Split | None,
+    usual: splits.Split,
+    seed: int,
+) -> tuple[list[Graph], Partition, str]:
+    """One graph divided among clients, with their splits."""
+    if saved is not None:
+        saved.check_fits(graph.num_nodes)
+        if clients is not None and clients != saved.clients:
+            raise UserError(
+                f"--clients {clients} does not fit: the partition file has {saved.clients} clients"
+            )
+        parts = [saved.nodes_of(k) for k in range(saved.clients)]
+    else:
+        parts = partition(graph, name, clients, seed, **options)
+    split = wanted or usual
+    masks = _saved_masks(saved) if saved is not None and wanted is None else None
+    width = len(str(len(parts) - 1))
+    members = [graph.subgraph(part, name=f"client-{k:0{width}d}") for k, part in enumerate(parts)]
+    text = FROM_FILE
+    if masks is None:
+        text = str(split)
+        if split.kind == "global":
+            whole = splits.draw_global(split, graph, seed)
+            masks = [
+                splits.ensure_train(whole.take(part), member, seed, k)
+                for k, (part, member) in enumerate(zip(parts, members, strict=True))
+            ]
+        else:
+            masks = splits.draw(split, members, seed)
+    members = [member.with_masks(own) for member, own in zip(members, masks, strict=True)]
+    return members, Partition.of(name, parts, masks), text
+
+
+def _saved_masks(saved: Partition) -> list[Masks] | None:
+    found = [saved.masks_of(k) for k in range(saved.clients)]
+    return [masks for masks in found if masks is not None] or None
+
+
+def _normalize(features: Features, how: str) -> Features:
+    if how == "none":
+        return features
+    if how == "row":
+        total = np.asarray(abs(features).sum(axis=1), dtype=np.float32).reshape(-1, 1)
+        scale = 1 / np.where(total == 0, 1, total)
+        if sp.issparse(features):
+            return sp.csr_array(features.multiply(scale), dtype=np.float32)
+        scaled: Features = features * scale
+        return scaled
+    if sp.issparse(features):
+        raise UserError(
+            "normalize 'standard' would fill sparse features with numbers: use 'row' or 'none'"
+        )
+    spread = features.std(axis=0)
+    return (features - features.mean(axis=0)) / np.where(spread == 0, 1, spread)
+
+
+def _scale_note(graphs: Sequence[Graph], normalize: str) -> tuple[str, ...]:
+    """Says so when dense features are so large that training will suffer."""
+    dense = [g.features for g in graphs if not sp.issparse(g.features) and g.features.size]
+    largest = max((float(abs(features).max()) for features in dense), default=0.0)
+    if normalize != "none" or largest <= 100:
+        return ()
+    return (f"features reach {largest:,.0f}: consider --normalize standard",)

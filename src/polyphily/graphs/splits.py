@@ -1,0 +1,235 @@
+"""Which nodes train, validate and test: reading a split's text, and drawing it.
+
+A split is written as one of
+
+- `0.2,0.4,0.4` or `0.2,0.4,0.4:stratified`: per client and class, train and validation rounded
+  down and the rest test (FedATH). A class too small for its share has no train node; only the
+  client as a whole is promised one.
+- `0.6,0.2,0.2:client`: per client, without regard to classes (FedSPA, S2FGL).
+- `0.2,0.4,0.4:global`: over the whole graph before it is partitioned (FED-PUB, FedGSP).
+- `5-fold`: per client into five groups, three to train, one to validate, one to test (FedHERO).
+  Seeds 0 to 4 rotate the groups of one shuffle, 5 to 9 those of the next.
+- `own`: the masks that came with the data, number `seed` modulo how many there are.
+
+Unlabelled nodes are in no mask. A client with labelled nodes but no train node is given one, from
+those in no mask, else from test, else from validation. A client may be without validation nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polyphily.errors import UserError, unknown
+from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, Masks
+from polyphily.graphs.random import generator
+
+RATIO_KINDS = ("stratified", "client", "global")  # the first is meant where none is named
+_FORMS = "a split is written '0.6,0.2,0.2' (also with ':client' or ':global'), '5-fold' or 'own'"
+
+
+@dataclass(frozen=True)
+class Split:
+    """How to split nodes; made by `parse`.
+
+    Attributes:
+        kind: `stratified`, `client`, `global`, `fold` or `own`.
+        ratios: shares of train, validation and test, for the first three kinds.
+        folds: the number of groups, for `fold`.
+        text: as it was written.
+    """
+
+    kind: str
+    ratios: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    folds: int = 0
+    text: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(text: str) -> Split:
+    """The split that a text describes.
+
+    >>> parse("0.2,0.4,0.4:global").ratios
+    (0.2, 0.4, 0.4)
+    >>> parse("5-fold").folds
+    5
+    """
+    text = "".join(text.split())
+    if text == "own":
+        return Split("own", text=text)
+    if found := re.fullmatch(r"(\d{1,9})-fold", text):
+        return _parse_folds(text, int(found[1]))
+    return _parse_ratios(text)
+
+
+def _parse_folds(text: str, folds: int) -> Split:
+    if folds < 3:
+        raise UserError(f"split '{text}' needs 3 folds or more: one validates and one tests")
+    return Split("fold", folds=folds, text=text)
+
+
+def _parse_ratios(text: str) -> Split:
+    numbers, _, kind = text.partition(":")
+    try:
+        train, val, test = map(float, numbers.split(","))
+    except ValueError:
+        raise UserError(f"cannot read split '{text}': {_FORMS}") from None
+    if ":" in text and kind not in RATIO_KINDS:
+        raise unknown("kind of split", kind, RATIO_KINDS)
+    ratios = (train, val, test)
+    if not (min(ratios) >= 0 and abs(sum(ratios) - 1) <= 1e-6):
+        raise UserError(f"split '{text}' must be three shares of 0 or more that sum to 1")
+    if train == 0:
+        raise UserError(f"split '{text}' leaves nothing to train on: the first share is 0")
+    return Split(kind or RATIO_KINDS[0], ratios, text=text)
+
+
+def draw(split: Split, graphs: Sequence[Graph], seed: int) -> list[Masks]:
+    """Every client's masks; client k's depend on nothing but its graph, k and the seed."""
+    if split.kind == "global":
+        raise UserError(
+            f"split '{split}' is drawn over one whole graph, but these clients have only their "
+            f"own graphs. Use ':client' or ':stratified' in place of ':global'."
+        )
+    return [
+        ensure_train(_DRAWS[split.kind](split, graph, seed, client), graph, seed, client)
+        for client, graph in enumerate(graphs)
+    ]
+
+
+def draw_global(split: Split, graph: Graph, seed: int) -> Masks:
+    """Masks over a whole graph, to be taken along when it is partitioned.
+
+    A client's share of them may hold no train node: see `ensure_train`.
+    """
+    if split.kind != "global":
+        raise ValueError(f"split '{split}' is drawn per client")
+    nodes = generator(seed, "split global").permutation(_labelled(graph))
+    return ensure_train(_masks(graph, *_cut(nodes, split.ratios)), graph, seed)
+
+
+def ensure_train(masks: Masks, graph: Graph, seed: int, client: int = 0) -> Masks:
+    """The masks, with one train node where the graph has labelled nodes but none to train on."""
+    labelled = graph.labels != UNLABELLED
+    if masks.train.any() or not labelled.any():
+        return masks
+    spare = labelled & ~(masks.val | masks.test)
+    pool = next(part for part in (spare, masks.test, masks.val) if part.any())
+    chosen = generator(seed, f"split train {client}").choice(np.flatnonzero(pool))
+    one = np.arange(graph.num_nodes) == chosen
+    return Masks(one, masks.val & ~one, masks.test & ~one)
+
+
+def _draw_client(split: Split, graph: Graph, seed: int, client: int) -> Masks:
+    nodes = generator(seed, f"split client {client}").permutation(_labelled(graph))
+    return _masks(graph, *_cut(nodes, split.ratios))
+
+
+def _draw_stratified(split: Split, graph: Graph, seed: int, client: int) -> Masks:
+    rng = generator(seed, f"split stratified {client}")
+    nodes = _labelled(graph)
+    cuts = [
+        _cut(rng.permutation(nodes[graph.labels[nodes] == label]), split.ratios)
+        for label in np.unique(graph.labels[nodes])
+    ]
+    return _masks(graph, *(np.concatenate(part) for part in zip(*cuts, strict=True)))
+
+
+def _draw_fold(split: Split, graph: Graph, seed: int, client: int) -> Masks:
+    shuffle, turn = divmod(seed, split.folds)
+    nodes = generator(shuffle, f"split fold {client}").permutation(_labelled(graph))
+    groups = np.array_split(nodes, split.folds)
+    test, val, *train = groups[turn:] + groups[:turn]
+    return _masks(graph, np.concatenate(train), val, test)
+
+
+def _draw_own(split: Split, graph: Graph, seed: int, client: int) -> Masks:
+    if not graph.own_masks:
+        raise UserError(
+            f"split 'own' asks for masks that come with the data, and '{graph.name}' has none. "
+            "Give shares instead, for example '0.6,0.2,0.2'."
+        )
+    own = graph.own_masks[seed % len(graph.own_masks)]
+    labelled = graph.labels != UNLABELLED
+    return Masks(own.train & labelled, own.val & labelled, own.test & labelled)
+
+
+_DRAWS: dict[str, Callable[[Split, Graph, int, int], Masks]] = {
+    "client": _draw_client,
+    "stratified": _draw_stratified,
+    "fold": _draw_fold,
+    "own": _draw_own,
+}
+
+
+def _labelled(graph: Graph) -> IntArray:
+    return np.flatnonzero(graph.labels != UNLABELLED)
+
+
+def _cut(nodes: IntArray, ratios: tuple[float, float, float]) -> list[IntArray]:
+    """Three consecutive parts, rounded down; the rest goes to the last part with a share."""
+    sizes = [int(np.floor(ratio * len(nodes) + 1e-9)) for ratio in ratios]
+    last = max(part for part, ratio in enumerate(ratios) if ratio > 0)
+    sizes[last] += len(nodes) - sum(sizes)
+    return np.split(nodes, np.cumsum(sizes)[:-1])
+
+
+def _masks(graph: Graph, *parts: IntArray) -> Masks:
+    """Boolean masks from the nodes that train, validate and test."""
+    masks = np.zeros((3, graph.num_nodes), dtype=np.bool_)
+    for mask, nodes in zip(masks, parts, strict=False):
+        mask[nodes] = True
+    return Masks(*masks)
+
+
+@dataclass(frozen=True)
+class _Default:
+    split: str
+    partitions: frozenset[str] | None = None  # None: any
+    datasets: frozenset[str] | None = None
+
+    def applies(self, dataset: str, partition: str) -> bool:
+        return (self.partitions is None or partition in self.partitions) and (
+            self.datasets is None or dataset in self.datasets
+        )
+
+
+_METIS = frozenset({"metis", "metis-overlap"})
+_ARXIV = frozenset({"ogbn-arxiv"})
+
+# What the papers use, the first line that applies.
+_DEFAULTS = (
+    _Default("0.05,0.475,0.475:client", datasets=frozenset({"arxiv-year"})),  # FedSPA
+    _Default("0.6,0.2,0.2:client", frozenset({"louvain"})),  # FedSPA, S2FGL
+    _Default("0.6,0.2,0.2:stratified", frozenset({"louvain-capped"}), _ARXIV),  # FedATH
+    _Default(
+        "0.5,0.2,0.3:stratified",
+        frozenset({"louvain-capped"}),
+        frozenset({"wikics", "roman-empire"}),
+    ),
+    _Default("0.2,0.4,0.4:stratified", frozenset({"louvain-capped"})),
+    _Default(
+        "5-fold",
+        frozenset({"metis"}),
+        frozenset({"squirrel", "chameleon", "actor", "flickr"}),
+    ),  # FedHERO
+    _Default("5-fold", frozenset({"louvain-min"})),
+    _Default("0.05,0.475,0.475:global", _METIS, _ARXIV),  # FED-PUB, FedGSP
+    _Default("0.2,0.4,0.4:global", _METIS),
+    _Default("0.6,0.2,0.2:stratified"),
+)
+
+
+def default_split(dataset: str, partition: str) -> Split:
+    """The split the literature uses with this partition, for this dataset where it differs.
+
+    >>> str(default_split("cora", "louvain"))
+    '0.6,0.2,0.2:client'
+    """
+    rules = (rule for rule in _DEFAULTS if rule.applies(dataset.lower(), partition))
+    return parse(next(rules).split)

@@ -1,0 +1,50 @@
+"""FedAvg: the weighted mean of the clients' models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from polyphily.federation.local import Local, Message, as_model, model_part
+from polyphily.methods.base import Method, State, Uploads, parameter, register, to_each
+from polyphily.nn.backbones import Backbone
+
+WEIGHT = "weight"
+
+
+@register("fedavg", cite="McMahan et al., Communication-Efficient Learning, AISTATS 2017")
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """w = sum_i (n_i / n) w_i after local training; everybody receives w."""
+
+    weighting: str = parameter(
+        "nodes",
+        "what a client's weight n_i counts: its nodes, its train nodes, or one each",
+        symbol="n_i",
+        choices=("nodes", "train", "uniform"),
+    )
+
+    def shares(self, network: Backbone, parameter: str) -> bool:
+        return True
+
+    def upload(self, local: Local) -> Message:
+        cohort = local.cohort
+        counts = {
+            "nodes": cohort.segments.sizes,
+            "train": cohort.train_segments.sizes,
+            "uniform": (1,) * len(cohort),
+        }[self.weighting]
+        weight = torch.tensor(counts, dtype=cohort.dtype, device=cohort.device)
+        return {**super().upload(local), WEIGHT: weight}
+
+    def open(self, shared: Message, clients: int) -> State:
+        return as_model(shared)
+
+    def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
+        return {**state, **as_model(uploads.mean(uploads.model, uploads[WEIGHT]))}
+
+    def download(self, state: State, clients: Sequence[int]) -> Message:
+        return to_each(as_model(model_part(state)), clients)

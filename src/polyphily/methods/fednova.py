@@ -1,0 +1,44 @@
+"""FedNova: averages directions instead of models, so that busy clients do not pull harder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from polyphily.federation.local import Local, Message, as_model, model_part
+from polyphily.methods.base import State, Uploads, register
+from polyphily.methods.fedavg import WEIGHT, FedAvg
+
+EFFORT = "effort"
+
+
+@register("fednova", cite="Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020")
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    """d_i = (w - w_i) / |a_i|_1; w <- w - (sum_i p_i |a_i|_1) sum_i p_i d_i.
+
+    |a_i|_1 is a client's effort: its number of steps tau_i, or with SGD momentum rho
+    (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho). Where every client takes the same number of
+    steps this is FedAvg; it differs where they do not (`--epochs 1-5`).
+    """
+
+    def upload(self, local: Local) -> Message:
+        rho = local.optimizer.momentum if local.optimizer.kind == "sgd" else 0.0
+        effort = [(t - rho * (1 - rho**t) / (1 - rho)) / (1 - rho) for t in local.steps]
+        cohort = local.cohort
+        efforts = torch.tensor(effort, dtype=cohort.dtype, device=cohort.device)
+        return {**super().upload(local), EFFORT: efforts}
+
+    def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
+        weights, effort = uploads[WEIGHT], uploads[EFFORT]
+        share = weights / weights.sum()
+        before = model_part(state)
+        directions = {
+            name: (before[name] - value) / effort.view(-1, *[1] * (value.dim() - 1))
+            for name, value in uploads.model.items()
+        }
+        total_effort = (share * effort).sum()
+        mean = uploads.mean(directions, weights)
+        return {**state, **as_model({n: before[n] - total_effort * d for n, d in mean.items()})}

@@ -1,0 +1,20 @@
+"""FedPer: the layers below are shared, the classifier is each client's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyphily.methods.base import register
+from polyphily.methods.fedavg import FedAvg
+from polyphily.nn.backbones import Backbone
+
+
+@register("fedper", cite="Arivazhagan et al., Federated Learning with Personalization Layers, 2019")
+@dataclass(frozen=True)
+class FedPer(FedAvg):
+    """FedAvg over all but the last layer, which never leaves the client."""
+
+    evaluated = "personal"
+
+    def shares(self, network: Backbone, parameter: str) -> bool:
+        return not network.is_classifier(parameter)

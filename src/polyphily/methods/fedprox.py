@@ -1,0 +1,22 @@
+"""FedProx: FedAvg with a leash on local training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polyphily.federation.local import Local, model_part
+from polyphily.methods.base import parameter, register
+from polyphily.methods.fedavg import FedAvg
+
+
+@register("fedprox", cite="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020")
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Adds (mu/2) ||w - w_received||^2 to each client's loss."""
+
+    mu: float = parameter(0.01, "weight of the proximal term", symbol="μ")
+
+    def loss(self, local: Local) -> Tensor:
+        return super().loss(local) + self.mu / 2 * local.drift(model_part(local.received))

@@ -1,0 +1,51 @@
+"""MOON: local representations are drawn to the global model's, away from the last local model's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyphily.federation.cohort import Cohort
+from polyphily.federation.local import Local, Message, model_part
+from polyphily.methods.base import parameter, register
+from polyphily.methods.fedavg import FedAvg
+from polyphily.nn.backbones import Backbone
+
+TRAINED = "trained"
+
+
+@register("moon", cite="Li et al., Model-Contrastive Federated Learning, CVPR 2021")
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    """L = CE + mu · mean over train nodes of -log(e^{cos(z,z_g)/T} / (e^{cos(z,z_g)/T} + e^{cos(z,z_p)/T})).
+
+    z, z_g and z_p are the embeddings of the model in training, of the received model and of the
+    client's model after its last round. A client that has not trained yet has no z_p: plain CE.
+    """
+
+    mu: float = parameter(1.0, "weight of the contrastive term", symbol="μ")
+    temperature: float = parameter(0.5, "temperature of the contrastive term", symbol="T")
+
+    def remember(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
+        return {TRAINED: torch.zeros(len(cohort), dtype=cohort.dtype, device=cohort.device)}
+
+    def begin(self, local: Local) -> Message:
+        nodes = local.cohort.train_nodes
+        return {
+            "global": local.frozen(model_part(local.received)).embedding[nodes],
+            "previous": local.frozen(model_part(local.memory)).embedding[nodes],
+        }
+
+    def loss(self, local: Local) -> Tensor:
+        output = local.forward()
+        z = output.embedding[local.cohort.train_nodes]
+        near = F.cosine_similarity(z, local.constants["global"]) / self.temperature
+        far = F.cosine_similarity(z, local.constants["previous"]) / self.temperature
+        contrast = local.train_mean(F.softplus(far - near)) * local.memory[TRAINED]
+        return local.cross_entropy(output.logits) + self.mu * contrast
+
+    def update_memory(self, local: Local) -> Message:
+        return {TRAINED: torch.ones_like(local.memory[TRAINED])}

@@ -1,0 +1,130 @@
+"""Layers whose parameters have a leading client axis: `K` models in one module, one pass for all."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyphily.nn.sparse import SparseMatrix
+
+if TYPE_CHECKING:
+    from polyphily.federation.cohort import Cohort
+
+
+def glorot(shape: tuple[int, ...], fan_in: int, fan_out: int) -> nn.Parameter:
+    """Uniform in ±sqrt(6/(fan_in+fan_out)), for one client."""
+    bound = math.sqrt(6 / (fan_in + fan_out))
+    return nn.Parameter(torch.empty(1, *shape).uniform_(-bound, bound))
+
+
+def zeros(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(1, *shape))
+
+
+def matmul(x: Tensor | SparseMatrix, weight: Tensor, cohort: Cohort) -> Tensor:
+    """Each client's rows of `x` times that client's `weight` `[K, inputs, outputs]`."""
+    if isinstance(x, SparseMatrix):
+        return x @ weight.reshape(-1, weight.shape[2])
+    return cohort.segments.matmul(x, weight)
+
+
+class Linear(nn.Module):
+    """x W + b."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = glorot((inputs, outputs), inputs, outputs)
+        self.bias = zeros(outputs) if bias else None
+
+    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
+        out = matmul(x, self.weight, cohort)
+        return out if self.bias is None else out + cohort.segments.expand(self.bias)
+
+
+class GCNConv(nn.Module):
+    """Graph convolution (Kipf and Welling 2017): Â x W + b, Â = (D+I)^-1/2 (A+I) (D+I)^-1/2."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = glorot((inputs, outputs), inputs, outputs)
+        self.bias = zeros(outputs)
+
+    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
+        out = cohort.gcn @ matmul(x, self.weight, cohort)
+        return out + cohort.segments.expand(self.bias)
+
+
+class SAGEConv(nn.Module):
+    """GraphSAGE with the mean aggregator (Hamilton et al. 2017): x W_self + mean(x_u) W_near + b."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight_self = glorot((inputs, outputs), inputs, outputs)
+        self.weight_near = glorot((inputs, outputs), inputs, outputs)
+        self.bias = zeros(outputs)
+
+    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
+        near = cohort.mean @ matmul(x, self.weight_near, cohort)
+        return matmul(x, self.weight_self, cohort) + near + cohort.segments.expand(self.bias)
+
+
+class GATConv(nn.Module):
+    """Graph attention (Velickovic et al. 2018), self-loops included, LeakyReLU slope 0.2.
+
+    Heads are concatenated, or averaged where `average` is set (the last layer).
+    """
+
+    def __init__(self, inputs: int, outputs: int, heads: int, *, average: bool) -> None:
+        super().__init__()
+        self.heads, self.outputs, self.average = heads, outputs, average
+        self.weight = glorot((inputs, heads * outputs), inputs, heads * outputs)
+        self.attend_source = glorot((heads, outputs), heads, outputs)
+        self.attend_target = glorot((heads, outputs), heads, outputs)
+        self.bias = zeros(outputs if average else heads * outputs)
+
+    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
+        expand, edges = cohort.segments.expand, cohort.edges_with_loops
+        z = matmul(x, self.weight, cohort).view(-1, self.heads, self.outputs)
+        source = (z * expand(self.attend_source)).sum(dim=2)
+        target = (z * expand(self.attend_target)).sum(dim=2)
+        score = F.leaky_relu(edges.at_rows(target) + edges.at_cols(source), 0.2)
+        attention = edges.softmax(score)
+        out = torch.stack(
+            [edges.with_value(attention[:, h]) @ z[:, h] for h in range(self.heads)], dim=1
+        )
+        out = out.mean(dim=1) if self.average else out.flatten(1)
+        return out + expand(self.bias)
+
+
+class ACMConv(nn.Module):
+    """Adaptive channel mixing (Luan et al. 2022): low-pass, high-pass and identity channels.
+
+    L = relu(Â x W_L), H = relu((I-Â) x W_H), M = relu(x W_M) with Â = (D+I)^-1 (A+I);
+    weights = softmax(sigmoid([L a_L, H a_H, M a_M]) W_mix / 3); the output is 3 times their mixture.
+    """
+
+    channels = 3
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight_low = glorot((inputs, outputs), inputs, outputs)
+        self.weight_high = glorot((inputs, outputs), inputs, outputs)
+        self.weight_self = glorot((inputs, outputs), inputs, outputs)
+        self.attend = glorot((outputs, self.channels), outputs, 1)
+        self.mix = glorot((self.channels, self.channels), self.channels, self.channels)
+
+    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
+        low = matmul(x, self.weight_low, cohort)
+        high = matmul(x, self.weight_high, cohort)
+        smooth_low, smooth_high = (cohort.random_walk @ torch.cat([low, high], dim=1)).chunk(2, 1)
+        messages = torch.stack(
+            [smooth_low, high - smooth_high, matmul(x, self.weight_self, cohort)], dim=1
+        ).relu()
+        scores = (messages * cohort.segments.expand(self.attend.transpose(1, 2))).sum(dim=2)
+        mixed = cohort.segments.matmul(scores.sigmoid(), self.mix) / self.channels
+        weights = mixed.softmax(dim=1).unsqueeze(2)
+        return self.channels * (weights * messages).sum(dim=1)

@@ -1,0 +1,200 @@
+"""Rows that belong to clients, one block after another, and the products that respect the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyphily.nn.sparse import SparseMatrix
+
+PADDING = 1.25  # clients share a padded product while the largest is at most this times the smallest
+
+
+class Run(NamedTuple):
+    """Consecutive clients of equal size: their rows viewed as `[clients, size, width]`."""
+
+    rows: slice
+    clients: slice
+
+    def view(self, x: Tensor) -> Tensor:
+        return x[self.rows].view(self.clients.stop - self.clients.start, -1, x.shape[1])
+
+
+class Bucket(NamedTuple):
+    """Clients of similar size, padded to the largest; `gather` points past the end for padding."""
+
+    clients: Tensor
+    gather: Tensor
+    size: int
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Client `k` owns rows `pointers[k]` to `pointers[k + 1]`."""
+
+    sizes: tuple[int, ...]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def pointers(self) -> tuple[int, ...]:
+        return (0, *np.cumsum(self.sizes).tolist())
+
+    @property
+    def rows(self) -> int:
+        return self.pointers[-1]
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """The client of every row, int64."""
+        return torch.from_numpy(np.repeat(np.arange(len(self)), self.sizes)).to(self.device)
+
+    @cached_property
+    def membership(self) -> SparseMatrix:
+        """The 0/1 matrix `[clients, rows]`: its product sums rows by client."""
+        rows = np.repeat(np.arange(len(self)), self.sizes)
+        return SparseMatrix.from_coordinates(
+            rows,
+            np.arange(self.rows),
+            None,
+            (len(self), self.rows),
+            dtype=torch.float32,
+            device=self.device,
+        )
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sums of the rows of each client, `[rows, …] -> [clients, …]`."""
+        summed = self.membership @ x.reshape(self.rows, -1)
+        return summed.view(len(self), *x.shape[1:])
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Means of the rows of each client; zero for a client without rows."""
+        sizes = torch.tensor(self.sizes, device=x.device, dtype=x.dtype).clamp(min=1)
+        return self.sum(x) / sizes.view(-1, *[1] * (x.dim() - 1))
+
+    def expand(self, per_client: Tensor) -> Tensor:
+        """Each client's value at each of its rows, `[clients, …] -> [rows, …]`."""
+        if len(self) == 1:
+            return per_client.expand(self.rows, *per_client.shape[1:])
+        expanded = self.membership.transposed @ per_client.reshape(len(self), -1)
+        return expanded.view(self.rows, *per_client.shape[1:])
+
+    def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Each client's rows times that client's matrix: `[rows, i]`, `[clients, i, o]`."""
+        product: Tensor = _GroupedProduct.apply(x, weight, self)  # type: ignore[no-untyped-call]
+        return product
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self._runs())
+
+    def _runs(self) -> Iterator[Run]:
+        for _, group in groupby(range(len(self)), key=self.sizes.__getitem__):
+            members = list(group)
+            first, last = members[0], members[-1] + 1
+            yield Run(slice(self.pointers[first], self.pointers[last]), slice(first, last))
+
+    @cached_property
+    def buckets(self) -> tuple[tuple[Bucket, ...], Tensor]:
+        """Padded groups of clients, and where each row is found in their outputs laid end to end."""
+        order = sorted(range(len(self)), key=lambda k: (self.sizes[k], k))
+        groups: list[list[int]] = []
+        for client in order:
+            if groups and self.sizes[client] <= PADDING * max(self.sizes[groups[-1][0]], 1):
+                groups[-1].append(client)
+            else:
+                groups.append([client])
+        home = np.empty(self.rows, dtype=np.int64)
+        buckets, offset = [], 0
+        for group in groups:
+            size = self.sizes[group[-1]]
+            gather = np.full((len(group), size), self.rows, dtype=np.int64)
+            for position, client in enumerate(group):
+                start, length = self.pointers[client], self.sizes[client]
+                gather[position, :length] = np.arange(start, start + length)
+                home[start : start + length] = offset + position * size + np.arange(length)
+            offset += gather.size
+            buckets.append(
+                Bucket(
+                    torch.tensor(group, device=self.device),
+                    torch.from_numpy(gather.ravel()).to(self.device),
+                    size,
+                )
+            )
+        return tuple(buckets), torch.from_numpy(home).to(self.device)
+
+
+def _with_empty_row(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_zeros(1, x.shape[1])])
+
+
+def _padded_product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
+    buckets, home = segments.buckets
+    padded = _with_empty_row(x)
+    parts: Sequence[Tensor] = [
+        torch.bmm(
+            padded[bucket.gather].view(len(bucket.clients), bucket.size, -1),
+            weight[bucket.clients],
+        ).view(-1, weight.shape[2])
+        for bucket in buckets
+    ]
+    return torch.cat(list(parts))[home]
+
+
+def _padded_gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
+    buckets, _ = segments.buckets
+    x, grad = _with_empty_row(x), _with_empty_row(grad)
+    out = x.new_empty(len(segments), x.shape[1], grad.shape[1])
+    for bucket in buckets:
+        shape = (len(bucket.clients), bucket.size, -1)
+        inputs, outputs = x[bucket.gather].view(shape), grad[bucket.gather].view(shape)
+        out[bucket.clients] = torch.bmm(inputs.transpose(1, 2), outputs)
+    return out
+
+
+def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
+    if len(segments.runs) > 1 and x.is_cuda:
+        return _padded_product(x, weight, segments)
+    out = x.new_empty(segments.rows, weight.shape[2])
+    for run in segments.runs:
+        if run.clients.stop - run.clients.start == 1:
+            torch.mm(x[run.rows], weight[run.clients.start], out=out[run.rows])
+        else:
+            torch.bmm(run.view(x), weight[run.clients], out=run.view(out))
+    return out
+
+
+class _GroupedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        ctx.save_for_backward(x, weight)
+        return _product(x.contiguous(), weight, segments)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        x, grad = x.contiguous(), grad.contiguous()
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _product(grad, weight.transpose(1, 2), segments)
+        if ctx.needs_input_grad[1]:
+            if len(segments.runs) > 1 and x.is_cuda:
+                grad_weight = _padded_gradient(x, grad, segments)
+            else:
+                grad_weight = x.new_empty(weight.shape)
+                for run in segments.runs:
+                    torch.bmm(
+                        run.view(x).transpose(1, 2), run.view(grad), out=grad_weight[run.clients]
+                    )
+        return grad_x, grad_weight, None

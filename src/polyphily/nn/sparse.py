@@ -1,0 +1,196 @@
+"""Sparse matrices whose products are cheap to repeat: int32 indices, the transpose kept at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SparseMatrix:
+    """A matrix in CSR form together with the CSR form of its transpose.
+
+    `value_t[i] == value[permutation[i]]`, so values that change (learned edge weights, dropped-out
+    features) are carried to the transpose by one gather. A matrix of ones has no values stored.
+    """
+
+    shape: tuple[int, int]
+    crow: Tensor
+    col: Tensor
+    crow_t: Tensor
+    col_t: Tensor
+    permutation: Tensor
+    value: Tensor | None = None
+    value_t: Tensor | None = None
+
+    @classmethod
+    def from_coordinates(
+        cls,
+        rows: npt.NDArray[np.int64],
+        cols: npt.NDArray[np.int64],
+        value: npt.NDArray[Any] | None,
+        shape: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> SparseMatrix:
+        """From coordinates sorted by row and then column, without repeats."""
+        order = np.lexsort((rows, cols))
+
+        def index(array: npt.NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array.astype(np.int32)).to(device)
+
+        matrix = cls(
+            shape=shape,
+            crow=index(_pointers(rows, shape[0])),
+            col=index(cols),
+            crow_t=index(_pointers(cols, shape[1])),
+            col_t=index(rows[order]),
+            permutation=torch.from_numpy(order).to(device),
+        )
+        if value is None:
+            return matrix
+        return matrix.with_value(torch.from_numpy(np.ascontiguousarray(value)).to(device, dtype))
+
+    def with_value(self, value: Tensor) -> SparseMatrix:
+        return replace(self, value=value, value_t=value.detach()[self.permutation])
+
+    @property
+    def nnz(self) -> int:
+        return len(self.col)
+
+    @cached_property
+    def row(self) -> Tensor:
+        """The row of every entry, int64."""
+        counts = (self.crow[1:] - self.crow[:-1]).long()
+        index = torch.arange(self.shape[0], device=self.col.device)
+        return torch.repeat_interleave(index, counts, output_size=self.nnz)
+
+    @cached_property
+    def col_long(self) -> Tensor:
+        return self.col.long()
+
+    @cached_property
+    def transposed(self) -> SparseMatrix:
+        inverse = torch.empty_like(self.permutation)
+        inverse[self.permutation] = torch.arange(self.nnz, device=inverse.device)
+        return SparseMatrix(
+            shape=(self.shape[1], self.shape[0]),
+            crow=self.crow_t,
+            col=self.col_t,
+            crow_t=self.crow,
+            col_t=self.col,
+            permutation=inverse,
+            value=self.value_t,
+            value_t=self.value,
+        )
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """The product with a dense matrix; gradients reach `dense`, and `value` where it asks."""
+        product: Tensor = _Product.apply(self, self.value, dense)  # type: ignore[no-untyped-call]
+        return product
+
+    def at_rows(self, x: Tensor) -> Tensor:
+        """`x` at the row of every entry, `[rows, …] -> [nnz, …]`."""
+        return _gather(x, self.row, self._entries, self.crow)
+
+    def at_cols(self, x: Tensor) -> Tensor:
+        """`x` at the column of every entry, `[columns, …] -> [nnz, …]`."""
+        return _gather(x, self.col_long, self.permutation.int(), self.crow_t)
+
+    def sum_by_row(self, entries: Tensor) -> Tensor:
+        """Sums values at the entries by row, `[nnz, …] -> [rows, …]`."""
+        total: Tensor = _RowSum.apply(self, entries.reshape(self.nnz, -1))  # type: ignore[no-untyped-call]
+        return total.view(self.shape[0], *entries.shape[1:])
+
+    def softmax(self, score: Tensor) -> Tensor:
+        """Softmax of values at the entries over each row, `[nnz, heads] -> [nnz, heads]`."""
+        index = self.row.view(-1, 1).expand_as(score)
+        lowest = score.new_full((self.shape[0], score.shape[1]), -torch.inf)
+        peak = lowest.scatter_reduce(0, index, score.detach(), "amax")
+        weight = (score - peak[self.row]).exp()
+        return weight / self.at_rows(self.sum_by_row(weight))
+
+    @cached_property
+    def _entries(self) -> Tensor:
+        return torch.arange(self.nnz, device=self.col.device, dtype=torch.int32)
+
+
+def _pointers(sorted_or_not: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    pointers = np.zeros(size + 1, dtype=np.int64)
+    np.cumsum(np.bincount(sorted_or_not, minlength=size), out=pointers[1:])
+    return pointers
+
+
+def _multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor) -> Tensor:
+    """CSR times dense. `embedding_bag` is this product, and on a CPU its fastest kernel in torch."""
+    if len(col) == 0:
+        return dense.new_zeros(rows, dense.shape[1])
+    if dense.is_cuda:
+        if value is None:
+            value = dense.new_ones(len(col))
+        matrix = torch.sparse_csr_tensor(
+            crow, col, value, (rows, dense.shape[0]), check_invariants=False
+        )
+        return matrix @ dense
+    bags: tuple[Tensor, ...] = torch.embedding_bag(
+        dense.contiguous(), col, crow, False, 0, False, value, True
+    )
+    return bags[0]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: SparseMatrix, value: Tensor | None, dense: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        ctx.save_for_backward(dense if ctx.needs_input_grad[1] else None)
+        return _multiply(matrix.crow, matrix.col, value, matrix.shape[0], dense)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:  # type: ignore[override]
+        matrix: SparseMatrix = ctx.matrix
+        grad_value = grad_dense = None
+        if ctx.needs_input_grad[1]:
+            (dense,) = ctx.saved_tensors
+            grad_value = (grad[matrix.row] * dense[matrix.col_long]).sum(dim=1)
+        if ctx.needs_input_grad[2]:
+            grad_dense = _multiply(
+                matrix.crow_t, matrix.col_t, matrix.value_t, matrix.shape[1], grad
+            )
+        return None, grad_value, grad_dense
+
+
+class _RowSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: SparseMatrix, entries: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return _multiply(matrix.crow, matrix._entries, None, matrix.shape[0], entries)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        return None, grad[ctx.matrix.row]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, entries: Tensor, pointers: Tensor) -> Tensor:
+        ctx.entries, ctx.pointers = entries, pointers
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        rows = len(ctx.pointers) - 1
+        return _multiply(ctx.pointers, ctx.entries, None, rows, grad), None, None, None
+
+
+def _gather(x: Tensor, index: Tensor, entries: Tensor, pointers: Tensor) -> Tensor:
+    """`x[index]`, whose gradient is summed in a fixed order: the entries of each row of `x`."""
+    flat = x.reshape(len(x), -1)
+    gathered: Tensor = _Gather.apply(flat, index, entries, pointers)  # type: ignore[no-untyped-call]
+    return gathered.view(len(index), *x.shape[1:])
