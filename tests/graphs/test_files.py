@@ -18,6 +18,7 @@ from polyphily.errors import UserError
 from polyphily.graphs.files import read
 from polyphily.graphs.graph import UNLABELLED, Graph
 
+HEAD = "id,label,age\n"
 NODES = "id,label,age,height\na,red,1,0.5\nb,blue,2,1.5\nc,,3,-2e1\n"
 EDGES = "source,target\na,b\nb,c\n"
 SPLIT = "id,label,split,age\na,red,train,1\nb,blue,val,2\nc,red,test,3\nd,,,4\n"
@@ -116,7 +117,7 @@ class TestFormats:
         assert (collection.name, graph.name) == ("north", "north")
         assert collection.classes == ("0", "4")
         assert graph.labels.tolist() == [1, 0, UNLABELLED]
-        assert collection.notes == ("north: 1 negative label read as unlabelled",)
+        assert collection.notes == ()
         assert graph.node_ids is None
 
     def test_folder_named_by_the_working_directory(
@@ -128,7 +129,9 @@ class TestFormats:
     def test_csv_with_byte_order_mark_crlf_blank_lines_spaces_and_quotes(
         self, tmp_path: Path
     ) -> None:
-        nodes = '\ufeffid, label,age\r\n\r\na, red ,1\r\n"b, 1",blue, 2 \r\n\r\n"c""d",red,3\r\n'
+        nodes = (
+            '\ufeff\r\nid, label,age\r\n\r\na, red ,1\r\n"b, 1",blue, 2 \r\n\r\n"c""d",red,3\r\n'
+        )
         edges = '\ufeffsource, target\r\na, a\r\n"b, 1","c""d"\r\n'
         (graph,) = read(write_csv(tmp_path, nodes, edges)).graphs
         assert graph.node_ids is not None
@@ -136,6 +139,13 @@ class TestFormats:
         assert graph.labels.tolist() == [1, 0, 1]
         np.testing.assert_array_equal(graph.features, [[1], [2], [3]])
         assert graph.num_edges == 1
+
+    def test_line_breaks_in_cells(self, tmp_path: Path) -> None:
+        ids = [f"n{i}\n{i}" for i in range(400_000)]
+        nodes = HEAD + "".join(f'"{name}",red,1\n' for name in ids)
+        (graph,) = read(write_csv(tmp_path, nodes, "source,target\n")).graphs
+        assert graph.node_ids is not None
+        assert graph.node_ids.tolist() == ids
 
     def test_no_edges(self, tmp_path: Path) -> None:
         (graph,) = read(write_csv(tmp_path, edges="source,target\n")).graphs
@@ -229,11 +239,11 @@ class TestLabels:
         assert collection.classes == ("1", "2")
         assert [g.labels.tolist() for g in collection.graphs] == [[0, -1], [0, 1], [1, -1, -1]]
 
-    def test_negative_numbers_are_no_label(self, tmp_path: Path) -> None:
-        write_csv(tmp_path / "a", "id,label,f\n1,1,0\n2,-1,0\n3,-1,0\n", "source,target\n")
+    def test_negative_numbers_are_labels(self, tmp_path: Path) -> None:
+        write_csv(tmp_path / "a", "id,label,f\n1,1,0\n2,-1,0\n3,,0\n", "source,target\n")
         collection = read(tmp_path)
-        assert collection.classes == ("1",)
-        assert collection.notes == ("a: 2 negative labels read as unlabelled",)
+        assert collection.classes == ("-1", "1")
+        assert collection.graphs[0].labels.tolist() == [1, 0, UNLABELLED]
 
     def test_categories(self, tmp_path: Path) -> None:
         label = pa.array(["b", "a", None]).dictionary_encode()
@@ -267,8 +277,9 @@ class TestSplits:
 
     def test_some_clients_without(self, tmp_path: Path) -> None:
         write_csv(tmp_path / "north", SPLIT)
-        write_csv(tmp_path / "south")
+        write_csv(tmp_path / "south", HEAD + "a,red,1\nb,blue,2\nc,,3\n")
         message = failure(tmp_path)
+        assert "brings a split" in message
         assert "'north'" in message
         assert "'south'" in message
 
@@ -319,13 +330,12 @@ class TestFeatureColumns:
     def test_wide_rows(self, tmp_path: Path) -> None:
         width = 45_000
         header = ",".join(f"f{i}" for i in range(width))
-        cells = ",".join(["-0.12345678901234567e-10"] * width)
+        cells = ",".join(["-0." + "1" * 57] * width)
         nodes = f"id,label,{header}\n1,a,{cells}\n2,b,{cells}\n"
         (graph,) = read(write_csv(tmp_path, nodes, "source,target\n1,2\n")).graphs
         assert graph.features.shape == (2, width)
 
 
-HEAD = "id,label,age\n"
 NODE_FAULTS = {
     "not a number": (HEAD + "a,red,1\nb,blue,tall\n", "line 3", "'age'", "'tall'"),
     "underscore": (HEAD + "a,red,1\nb,blue,1_0\n", "line 3", "'age'", "'1_0'"),

@@ -77,7 +77,7 @@ class Optimizer:
             return tensors if together else [t[k] for t in tensors for k in members]
 
         params = pick([self.params[name].detach() for name in names])
-        gradients = pick([grads[name] for name in names])
+        gradients = pick([grads[name].contiguous() for name in names])
         with torch.no_grad():
             if self.spec.kind == "sgd":
                 self._sgd(params, gradients, pick(self._slot("momentum", names)))

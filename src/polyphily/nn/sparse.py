@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+LARGE = 1_000_000  # entries above which cuSPARSE beats embedding_bag on a GPU
 
 
 @dataclass(frozen=True)
@@ -128,17 +131,24 @@ def _pointers(sorted_or_not: npt.NDArray[np.int64], size: int) -> npt.NDArray[np
     return pointers
 
 
+def _multiply_by_cusparse(
+    crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor
+) -> Tensor:
+    if value is None:
+        value = dense.new_ones(len(col))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Sparse CSR tensor support is in beta state"
+        shape = (rows, dense.shape[0])
+        matrix = torch.sparse_csr_tensor(crow, col, value, shape, check_invariants=False)
+    return matrix @ dense
+
+
 def _multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor) -> Tensor:
-    """CSR times dense. `embedding_bag` is this product, and on a CPU its fastest kernel in torch."""
+    """CSR times dense. `embedding_bag` is this product, and mostly its fastest kernel in torch."""
     if len(col) == 0:
         return dense.new_zeros(rows, dense.shape[1])
-    if dense.is_cuda:
-        if value is None:
-            value = dense.new_ones(len(col))
-        matrix = torch.sparse_csr_tensor(
-            crow, col, value, (rows, dense.shape[0]), check_invariants=False
-        )
-        return matrix @ dense
+    if dense.is_cuda and len(col) > LARGE:
+        return _multiply_by_cusparse(crow, col, value, rows, dense)
     bags: tuple[Tensor, ...] = torch.embedding_bag(
         dense.contiguous(), col, crow, False, 0, False, value, True
     )

@@ -51,7 +51,9 @@ def _geom_gcn(getter: str, name: str = "", folder: str = "", splits: str = "") -
     return {"": _part(folder or name, files, getter, **arguments)}
 
 
-_YANG = "Yang, Cohen, Salakhutdinov: Revisiting Semi-Supervised Learning with Graph Embeddings 2016"
+_YANG = (
+    "Yang, Cohen, Salakhutdinov: Revisiting Semi-Supervised Learning with Graph Embeddings, 2016"
+)
 _SHCHUR = "Shchur, Mumme, Bojchevski, Günnemann: Pitfalls of Graph Neural Network Evaluation, 2018"
 _PEI = "Pei, Wei, Chang, Lei, Yang: Geom-GCN: Geometric Graph Convolutional Networks, 2020"
 _PLATONOV = (

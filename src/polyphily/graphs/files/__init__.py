@@ -136,8 +136,9 @@ def _align(name: str, client: ClientFile, first: str, model: ClientFile) -> Clie
         if model.feature_names is None:
             return client
         return replace(client, notes=(*client.notes, f"x taken in the order of {first}'s columns"))
-    lacking = [column for column in model.feature_names if column not in set(client.feature_names)]
-    added = [column for column in client.feature_names if column not in set(model.feature_names)]
+    position = {column: i for i, column in enumerate(client.feature_names)}
+    lacking = [column for column in model.feature_names if column not in position]
+    added = sorted(position.keys() - set(model.feature_names), key=position.__getitem__)
     if lacking or added:
         only = [
             f"{listed(columns)} only in client '{owner}' ({path})"
@@ -148,7 +149,6 @@ def _align(name: str, client: ClientFile, first: str, model: ClientFile) -> Clie
             f"clients '{first}' and '{name}' have different feature columns: {'; '.join(only)}. "
             "Give all clients the same columns"
         )
-    position = {column: i for i, column in enumerate(client.feature_names)}
     order = [position[column] for column in model.feature_names]
     return replace(client, features=client.features[:, order], feature_names=model.feature_names)
 

@@ -42,14 +42,14 @@ def read_arrays(path: Path) -> ClientFile:
     num_nodes = len(features)
     edges = _edges(path, arrays["edge_index"], num_nodes)
     distinct, codes = np.unique(_labels(path, arrays["y"], num_nodes), return_inverse=True)
-    labels, classes, notes = encode_labels([str(label) for label in distinct], codes)
+    names = [str(label) if label >= 0 else "" for label in distinct]
+    labels, classes = encode_labels(names, codes)
     masks = None
     if any(name in arrays for name in MASKS):
         masks = Masks(*(_mask(path, name, arrays.get(name), num_nodes) for name in MASKS))
         check_masks(masks, labels, f"{path}, train_mask", lambda node: f"{path}: node {node}")
     ignored = [name for name in arrays if name not in (*REQUIRED, *MASKS)]
-    if ignored:
-        notes.append(f"{listed(ignored)} of {path.name} ignored")
+    notes = [f"{listed(ignored)} of {path.name} ignored"] if ignored else []
     return ClientFile(
         path=path,
         features=features,

@@ -65,27 +65,19 @@ def number_fault(value: object) -> str | None:
     return f"'{text}' is too large for a 32-bit float: rescale the column"
 
 
-def encode_labels(
-    names: Sequence[str], codes: IntArray
-) -> tuple[IntArray, tuple[str, ...], list[str]]:
-    """Labels, class names and notes from each node's position in a list of label texts.
+def encode_labels(names: Sequence[str], codes: IntArray) -> tuple[IntArray, tuple[str, ...]]:
+    """Labels and class names from each node's position in a list of label texts.
 
-    An empty text is no label, and neither is a negative number where all labels are whole numbers.
-    Whole numbers written as `1.0`, as spreadsheets and data frames do in a column with gaps, are
-    read as `1`.
+    An empty text is no label. Whole numbers written as `1.0`, as spreadsheets and data frames do in
+    a column with gaps, are read as `1`.
     """
     given = [name for name in names if name]
     if all(re.fullmatch(r"[+-]?\d+\.0+", name) for name in given):
         names = [name.partition(".")[0] for name in names]
-    negative = all(is_whole(name) for name in names if name)
-    labelled = [name for name in names if name and not (negative and name.startswith("-"))]
-    classes = tuple(dict.fromkeys(labelled))
+    classes = tuple(dict.fromkeys(filter(None, names)))
     position = {name: i for i, name in enumerate(classes)}
     table = np.array([position.get(name, UNLABELLED) for name in names], dtype=np.int64)
-    labels = table[codes]
-    below = np.array([bool(name) for name in names])[codes] & (labels == UNLABELLED)
-    notes = [f"{count(below.sum(), 'negative label')} read as unlabelled"] if below.any() else []
-    return labels, classes, notes
+    return table[codes], classes
 
 
 def is_whole(name: str) -> bool:

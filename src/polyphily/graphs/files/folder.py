@@ -36,13 +36,12 @@ def read_folder(folder: Path) -> ClientFile:
     feature_names = tuple(name for name in nodes.columns if name not in ROLES)
     features = _features(nodes, feature_names)
     distinct, codes = _distinct(nodes.columns["label"])
-    labels, classes, notes = encode_labels(distinct, codes)
+    labels, classes = encode_labels(distinct, codes)
     masks = _masks(nodes, labels) if "split" in nodes.columns else None
 
     table = read_table(edge_path, ("source", "target"))
     edges = np.stack([_positions(table, side, nodes) for side in ("source", "target")])
-    if table.ignored:
-        notes.append(f"{listed(table.ignored)} of {edge_path.name} ignored")
+    notes = [f"{listed(table.ignored)} of {edge_path.name} ignored"] if table.ignored else []
     return ClientFile(
         path=nodes.path,
         features=features,

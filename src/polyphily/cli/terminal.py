@@ -1,0 +1,181 @@
+"""What a run looks like in a terminal: a live progress line, then tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from polyphily.federation.run import VIEW_OF, Progress as Report
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f}"
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    >>> size(1_468_000)
+    '1.5 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+@contextmanager
+def live(title: str, rounds: int, evaluated: str, metric: str, done: int = 0) -> Iterator[Report | None]:
+    """A progress line on standard error with round, validation score and time left.
+
+    Yields None, and prints nothing, where standard error is not a terminal.
+    """
+    if not err.is_terminal:
+        yield None
+        return
+    view = VIEW_OF[evaluated]
+    columns: list[ProgressColumn] = [
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}", table_column=None),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TextColumn("[cyan]{task.fields[score]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    ]
+    with Progress(*columns, console=err, transient=False) as progress:
+        task: TaskID = progress.add_task(f"{title:<9}", total=rounds, completed=done, score="")
+
+        def report(record: dict[str, Any]) -> None:
+            score = record.get(view, {}).get("val", {}).get(metric)
+            text = f"val {metric} {percent(score, 1)}" if score is not None else None
+            fields = {"score": text} if text else {}
+            progress.update(task, completed=record["round"], **fields)
+
+        yield report
+        progress.update(task, total=progress.tasks[0].completed)
+
+
+def notes(lines: Sequence[str]) -> None:
+    for line in dict.fromkeys(lines):
+        err.print(f"[yellow]note:[/yellow] {line}", soft_wrap=True)
+
+
+def one_run(summary: Mapping[str, Any], folder: Path) -> None:
+    """The outcome of a run: both views, three moments."""
+    metric = summary["selection"]["metric"]
+    several = len(summary["seeds"]) > 1
+    table = Table(title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("view")
+    table.add_column("round")
+    names = [metric] if metric == "accuracy" else ["accuracy", metric]
+    for name in names:
+        table.add_column(f"val {name}", justify="right")
+        table.add_column(f"test {name}", justify="right")
+    table.add_column("client mean", justify="right")
+    table.add_column("clients, lowest to highest", justify="right")
+    own = VIEW_OF[summary["evaluated"]]
+    for view in ("received", "trained"):
+        for moment, words in (("best_val", "best validation"), ("last5", "last five"), ("final", "last")):
+            scores = summary["views"][view][moment]
+            cells = [
+                _with_spread(scores[split], name, several)
+                for name in names
+                for split in ("val", "test")
+            ]
+            test = scores["test"]
+            table.add_row(
+                view if moment == "best_val" else "",
+                words,
+                *cells,
+                percent(test[f"{names[-1]}_client_mean"]),
+                _range(test[f"{names[-1]}_per_client"]),
+                style="bold" if view == own and moment == "best_val" else "",
+            )
+    out.print()
+    out.print(f"[bold]{summary['method']}[/bold] on {describe_data(summary)}")
+    out.print(table)
+    out.print(
+        f"[dim]{own} is how {summary['method']} is evaluated; "
+        f"{1000 * summary['seconds_per_round_median']:.1f} ms a round, "
+        f"{size(summary['bytes_up_per_round'])} up and "
+        f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
+    )
+    out.print(f"run folder: {folder}", soft_wrap=True)
+
+
+def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Several methods side by side, each in its own view at its best validation round."""
+    metric = summaries[0]["selection"]["metric"]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, justify in (
+        ("method", "left"),
+        (f"test {metric}", "right"),
+        ("client mean", "right"),
+        ("client spread", "right"),
+        ("lowest to highest", "right"),
+        ("view", "left"),
+        ("ms a round", "right"),
+        ("up a round", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    values = [summary["best_val"]["test"][metric] or 0 for summary in summaries]
+    for summary, value in zip(summaries, values, strict=True):
+        test = summary["best_val"]["test"]
+        clients = [v for v in test[f"{metric}_per_client"] if v is not None]
+        table.add_row(
+            summary["method"],
+            _with_spread(test, metric, len(summary["seeds"]) > 1),
+            percent(test[f"{metric}_client_mean"]),
+            f"± {percent(statistics.stdev(clients))}" if len(clients) > 1 else "–",
+            _range(test[f"{metric}_per_client"]),
+            VIEW_OF[summary["evaluated"]],
+            f"{1000 * summary['seconds_per_round_median']:.1f}",
+            size(summary["bytes_up_per_round"]),
+            style="bold" if value == max(values) else "",
+        )
+    out.print()
+    out.print(f"[bold]Test {metric} in %[/bold] on {describe_data(summaries[0])}")
+    out.print(table)
+    out.print(f"[dim]at the best validation round; spread: deviation between clients[/dim]")
+    out.print(f"run folder: {folder}", soft_wrap=True)
+
+
+def describe_data(summary: Mapping[str, Any]) -> str:
+    partition, seeds = summary["partition"], summary["seeds"]
+    words = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+    return (
+        f"{summary['dataset']}, {partition['clients']} clients ({partition['name']}), "
+        f"split {summary['split']}, {summary['backbone']}, {summary['rounds']} rounds of "
+        f"{summary['epochs']} epochs, {words}"
+    )
+
+
+def _with_spread(scores: Mapping[str, Any], metric: str, several: bool) -> str:
+    text = percent(scores.get(metric))
+    deviation = scores.get(f"{metric}_std")
+    return f"{text} ± {percent(deviation)}" if several and deviation is not None else text
+
+
+def _range(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{percent(min(known), 1)} – {percent(max(known), 1)}" if known else "–"
