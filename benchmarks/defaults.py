@@ -1,9 +1,9 @@
 """Trials behind the default settings: FedAvg's validation score, one knob changed at a time.
 
-    python benchmarks/defaults.py --cells cora:louvain-capped:10 chameleon:metis:5 --backbones gcn acm-gcn
+    python benchmarks/defaults.py --cells cora:louvain-capped:10 chameleon:metis:5 --backbones gcn
 
-Prints one line per trial: cell, backbone, change, validation and test score (mean over seeds, received
-view, best validation round). Defaults are chosen on the validation column alone.
+Prints one line per trial: cell, backbone, change, validation and test score (mean over seeds,
+received view, best validation round). Defaults are chosen on the validation column alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/rounds.py --dataset cora --partition louvain-capped --clients 10 20
 
-The figure is the median over rounds of broadcast, local training and aggregation; scoring is not in it.
+The figure is the median over rounds of broadcast, local training and aggregation, without scoring.
 Accuracy is printed beside it, so that a fast engine that learns something else would show.
 """
 
@@ -35,7 +35,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     where = torch.cuda.get_device_name() if args.device != "cpu" else f"cpu, {args.threads} threads"
-    print(f"{args.method}, {args.dataset}, {args.backbone}-{args.hidden}, {args.epochs} epochs, {where}")
+    network = f"{args.backbone}-{args.hidden}"
+    print(f"{args.method}, {args.dataset}, {network}, {args.epochs} epochs, {where}")
     print("clients  sequential ms  stacked ms  ratio  accuracy (sequential, stacked)")
     for clients in args.clients:
         where = args.partition.format(clients=clients)
@@ -50,7 +51,7 @@ def main() -> None:
                 engine=engine,
                 device=args.device,
             )
-            filled = fill(settings, federation.kind, federation.metric)
+            filled = fill(settings, federation.kind, federation.metric, dense=federation.dense)
             simulation = Simulation(create(args.method), [federation], filled)
             seconds = [simulation.advance().seconds for _ in range(args.rounds)]
             times.append(1000 * statistics.median(seconds[3:]))

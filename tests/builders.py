@@ -101,7 +101,7 @@ def edge_index(graph: Graph) -> Tensor:
 def random_parameters(
     network: torch.nn.Module, clients: int, *, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """Parameters `[K, …]`, different for every client, none of them zero (as biases are at first)."""
+    """Parameters `[K, …]`, different for every client and nowhere zero, as biases are at first."""
     source = torch.Generator().manual_seed(seed)
     return {
         name: (0.7 * torch.randn(clients, *value.shape[1:], generator=source)).to(dtype)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from builders import random_graphs
 from torch import Tensor
 
+from builders import random_graphs
 from polyphily.federation.recipes import fill
 from polyphily.federation.settings import Settings
 from polyphily.federation.simulation import Simulation

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores: one thread each
+
 import shutil
 import subprocess
 import tempfile

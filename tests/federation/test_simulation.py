@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cases import assert_same_bits, simulate, small_federation
 
+from cases import assert_same_bits, simulate, small_federation
 from polyphily.errors import TrainingError
 from polyphily.federation.local import Local, Message, model_part
 from polyphily.methods.fedavg import FedAvg
@@ -51,7 +51,7 @@ def test_a_client_that_sends_nan_is_left_out_and_named(engine: str) -> None:
 def test_all_clients_non_finite_is_an_error_that_keeps_the_last_good_model() -> None:
     simulation = simulate(Poisoned(clients=(0, 1, 2, 3), start=2), small_federation(), 2)
     good = {n: t.clone() for n, t in simulation.tensors().items()}
-    with pytest.raises(TrainingError, match="round 3.*every client"):
+    with pytest.raises(TrainingError, match=r"round 3.*every client"):
         simulation.advance()
     assert simulation.round == 2
     assert_same_bits(good, simulation.tensors())
@@ -60,8 +60,7 @@ def test_all_clients_non_finite_is_an_error_that_keeps_the_last_good_model() -> 
 def test_a_diverging_learning_rate_is_caught() -> None:
     simulation = simulate("fedavg", small_federation(), 0, optimizer="sgd", lr=1e200)
     with pytest.raises(TrainingError, match="not finite"):
-        for _ in range(5):
-            simulation.advance()
+        simulation.advance()
 
 
 @pytest.mark.parametrize(("share", "count"), [(1.0, 8), (0.3, 2), (0.01, 1), (0.5, 4)])
@@ -81,8 +80,7 @@ def test_failures_take_a_share_of_the_selected_and_leave_their_memory() -> None:
     failed = report.failed[0]
     assert len(failed) == 2
     for name, value in simulation.memory.items():
-        changed = (value != before[name]).flatten(1).any(dim=1)
-        assert not changed[failed].any()
+        assert torch.equal(value[failed], before[name][failed])
     assert report.bytes_up[0] == report.bytes_down[0] // 8 * 6 + 6 * 8
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from builders import CPU
 from polyphily.federation.folder import RunFolder
 from polyphily.federation.metrics import METRICS, SPLITS, describe
-from polyphily.federation.tracker import LAST, VIEWS, FloatArray, Tracker
+from polyphily.federation.tracker import VIEWS, FloatArray, Tracker
 
 MANY = settings(max_examples=60, deadline=None)
 METRIC = {"accuracy": 0, "auc": 3}
@@ -152,7 +152,7 @@ def test_the_kept_models_are_those_of_the_best_round(history: History, view: str
 def test_moments_describe_the_last_the_last_five_and_the_best(history: History, view: str) -> None:
     tracker = history.play(history.tracker())
     starts = np.cumsum([0, *history.sizes])
-    latest = range(max(1, history.rounds - LAST + 1), history.rounds + 1)
+    latest = range(max(1, history.rounds - 5 + 1), history.rounds + 1)
     for s in range(len(history.sizes)):
         own = slice(starts[s], starts[s + 1])
         groups = [g for g in history.groups() if starts[s] <= g[0] < starts[s + 1]]

@@ -1,12 +1,14 @@
-"""The case that every registered method inherits: a method that fails here cannot be in the library."""
+"""The case that every registered method inherits: what fails here cannot be in the library."""
 
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+
 from cases import (
     assert_close,
     assert_same_bits,
@@ -16,7 +18,6 @@ from cases import (
     weights_of,
     with_noise_outside_training,
 )
-
 from polyphily.federation.local import MODEL, model_part
 from polyphily.federation.simulation import train_locally
 from polyphily.graphs.federation import Federation
@@ -68,8 +69,7 @@ def test_labels_outside_the_train_mask_change_nothing(name: str) -> None:
         clients=tuple(with_noise_outside_training(graph, 3) for graph in federation.clients),
     )
     assert any(
-        (a.labels != b.labels).any()
-        for a, b in zip(federation.clients, noisy.clients, strict=True)
+        (a.labels != b.labels).any() for a, b in zip(federation.clients, noisy.clients, strict=True)
     )
     chosen = {"dropout": 0.3, "dtype": "float32"}
     honest, blind = simulate(name, federation, 4, **chosen), simulate(name, noisy, 4, **chosen)
@@ -183,7 +183,7 @@ def test_an_awkward_client_works(name: str, kind: str) -> None:
     plain = small_federation()
     clients = (*plain.clients, awkward_graph(kind))
     nodes = np.cumsum([0, *[graph.num_nodes for graph in clients]])
-    parts = [np.arange(a, b) for a, b in zip(nodes, nodes[1:], strict=False)]
+    parts = [np.arange(a, b) for a, b in pairwise(nodes)]
     federation = Federation(
         "test", "files", clients, ("0", "1", "2"), Partition.of("natural", parts), "given", 0
     )

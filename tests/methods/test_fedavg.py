@@ -7,10 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from cases import SIZES, simulate, small_federation
 from torch import nn
 from torch_geometric.nn import GCNConv
 
+from cases import SIZES, simulate, small_federation
 from polyphily.federation.local import as_model, model_part
 from polyphily.methods.base import Uploads, create
 

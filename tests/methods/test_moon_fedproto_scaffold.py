@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases import assert_close, simulate, small_federation
 from torch.nn import functional as F
 
+from cases import assert_close, simulate, small_federation
 from polyphily.federation.local import Local, model_part
 from polyphily.federation.simulation import Simulation
 from polyphily.methods.base import Uploads, create

@@ -267,11 +267,6 @@ def test_input_dropout_acts_without_the_other(name: str, sparse: bool) -> None:
     assert torch.equal(predict(without, params, cohort, cohort.draws(0)).logits, still)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a cohort is sparse as soon as one client is: a dense client then draws its input "
-    "dropout over the stored entries, alone over all entries",
-)
 def test_input_dropout_is_a_clients_own_where_only_some_clients_are_sparse() -> None:
     network = make("mlp", dropout=0.0, input_dropout=0.5)
     dense, other = random_graphs([12, 9])

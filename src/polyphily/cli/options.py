@@ -1,4 +1,4 @@
-"""The flags of `run` and `compare`, made from `Settings` and `load`, so that nothing is said twice."""
+"""The flags of `run` and `compare`, made from `Settings`, so that nothing is said twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polyphily.federation.settings import Settings
 DATA: dict[str, tuple[type, str]] = {
     "dataset": (
         str,
-        "A dataset's name, with options as in csbm:gap=0.4, or a folder or file of your own graphs.",
+        "A dataset's name, with options as in csbm:gap=0.4, or a folder or file of your graphs.",
     ),
     "partition": (str, "How one graph is divided among clients, or a partition file (.npz)."),
     "clients": (int, "How many clients; the dataset's usual number unless given."),
@@ -81,7 +81,9 @@ def with_settings(panel: str = "Training") -> Callable[[Callable[..., None]], Ca
                 ),
             )
         added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind | None)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind | None
+            )
             for name, (kind, info) in flags.items()
         ]
 
@@ -144,14 +146,25 @@ def read_config(file: Path) -> dict[str, Any]:
     found = {name.replace("-", "_"): value for name, value in entries.items()}
     if "seed" in found:
         found["seeds"] = found.pop("seed")
-    known = {"method", "set", *DATA, *(field.name for field in dataclasses.fields(Settings))}
-    for name in found:
-        if name not in known:
-            raise unknown(f"entry in {file}", name, known)
+    kinds: dict[str, Any] = {name: kind for name, (kind, _) in DATA.items()}
+    kinds |= {"method": str, "set": dict, "seeds": int | str | list, **get_type_hints(Settings)}
+    for name, value in found.items():
+        if name not in kinds:
+            raise unknown(f"entry in {file}", name, kinds)
+        _check_type(file, name, value, kinds[name])
     beside = file.parent / str(found.get("partition", ""))
     if beside.is_file():
         found["partition"] = str(beside)
     return found
+
+
+def _check_type(file: Path, name: str, value: Any, kind: Any) -> None:
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    words |= {list: "a list", dict: "a table"}
+    allowed = [option for option in get_args(kind) or (kind,) if option in words]
+    if type(value) not in allowed and not (type(value) is int and float in allowed):
+        wanted = " or ".join(words[option] for option in allowed)
+        raise UserError(f"{file}: '{name}' takes {wanted}, not {value!r}")
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -168,6 +181,6 @@ def _seeds(value: Any) -> list[int]:
         seeds = [int(str(part)) for part in parts]
     except ValueError:
         raise UserError(f"seeds: '{value}' is not a list of whole numbers such as 0,1,2") from None
-    if len(set(seeds)) < len(seeds) or min(seeds) < 0:
+    if len(set(seeds)) < len(seeds) or min(seeds, default=-1) < 0:
         raise UserError(f"seeds: '{value}' must be different numbers, 0 or more")
     return seeds

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,7 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from polyphily.federation.run import VIEW_OF, Progress as Report
+from polyphily.federation.run import VIEW_OF
+from polyphily.federation.run import Progress as Report
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -45,7 +47,9 @@ def size(count: float) -> str:
 
 
 @contextmanager
-def live(title: str, rounds: int, evaluated: str, metric: str, done: int = 0) -> Iterator[Report | None]:
+def live(
+    title: str, rounds: int, evaluated: str, metric: str, done: int = 0
+) -> Iterator[Report | None]:
     """A progress line on standard error with round, validation score and time left.
 
     Yields None, and prints nothing, where standard error is not a terminal.
@@ -67,9 +71,9 @@ def live(title: str, rounds: int, evaluated: str, metric: str, done: int = 0) ->
 
         def report(record: dict[str, Any]) -> None:
             score = record.get(view, {}).get("val", {}).get(metric)
-            text = f"val {metric} {percent(score, 1)}" if score is not None else None
-            fields = {"score": text} if text else {}
-            progress.update(task, completed=record["round"], **fields)
+            if score is not None:
+                progress.update(task, score=f"val {metric} {percent(score, 1)}")
+            progress.update(task, completed=record["round"])
 
         yield report
         progress.update(task, total=progress.tasks[0].completed)
@@ -77,7 +81,7 @@ def live(title: str, rounds: int, evaluated: str, metric: str, done: int = 0) ->
 
 def notes(lines: Sequence[str]) -> None:
     for line in dict.fromkeys(lines):
-        err.print(f"[yellow]note:[/yellow] {line}", soft_wrap=True)
+        err.print(f"[yellow]note:[/yellow] {escape(line)}", soft_wrap=True)
 
 
 def one_run(summary: Mapping[str, Any], folder: Path) -> None:
@@ -95,7 +99,11 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     table.add_column("clients, lowest to highest", justify="right")
     own = VIEW_OF[summary["evaluated"]]
     for view in ("received", "trained"):
-        for moment, words in (("best_val", "best validation"), ("last5", "last five"), ("final", "last")):
+        for moment, words in (
+            ("best_val", "best validation"),
+            ("last5", "last five"),
+            ("final", "last"),
+        ):
             scores = summary["views"][view][moment]
             cells = [
                 _with_spread(scores[split], name, several)
@@ -107,12 +115,12 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
                 view if moment == "best_val" else "",
                 words,
                 *cells,
-                percent(test[f"{names[-1]}_client_mean"]),
-                _range(test[f"{names[-1]}_per_client"]),
+                percent(test.get(f"{names[-1]}_client_mean")),
+                _range(test.get(f"{names[-1]}_per_client", [])),
                 style="bold" if view == own and moment == "best_val" else "",
             )
     out.print()
-    out.print(f"[bold]{summary['method']}[/bold] on {describe_data(summary)}")
+    out.print(f"[bold]{summary['method']}[/bold] on {escape(describe_data(summary))}")
     out.print(table)
     out.print(
         f"[dim]{own} is how {summary['method']} is evaluated; "
@@ -120,7 +128,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
         f"{size(summary['bytes_up_per_round'])} up and "
         f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
     )
-    out.print(f"run folder: {folder}", soft_wrap=True)
+    out.print(f"run folder: {folder}", soft_wrap=True, markup=False)
 
 
 def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -138,26 +146,27 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
         ("up a round", "right"),
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    values = [summary["best_val"]["test"][metric] or 0 for summary in summaries]
+    values = [summary["best_val"]["test"].get(metric) or 0 for summary in summaries]
     for summary, value in zip(summaries, values, strict=True):
         test = summary["best_val"]["test"]
-        clients = [v for v in test[f"{metric}_per_client"] if v is not None]
+        per_client = test.get(f"{metric}_per_client", [])
+        clients = [v for v in per_client if v is not None]
         table.add_row(
             summary["method"],
             _with_spread(test, metric, len(summary["seeds"]) > 1),
-            percent(test[f"{metric}_client_mean"]),
+            percent(test.get(f"{metric}_client_mean")),
             f"± {percent(statistics.stdev(clients))}" if len(clients) > 1 else "–",
-            _range(test[f"{metric}_per_client"]),
+            _range(per_client),
             VIEW_OF[summary["evaluated"]],
             f"{1000 * summary['seconds_per_round_median']:.1f}",
             size(summary["bytes_up_per_round"]),
             style="bold" if value == max(values) else "",
         )
     out.print()
-    out.print(f"[bold]Test {metric} in %[/bold] on {describe_data(summaries[0])}")
+    out.print(f"[bold]Test {metric} in %[/bold] on {escape(describe_data(summaries[0]))}")
     out.print(table)
-    out.print(f"[dim]at the best validation round; spread: deviation between clients[/dim]")
-    out.print(f"run folder: {folder}", soft_wrap=True)
+    out.print("[dim]at the best validation round; spread: deviation between clients[/dim]")
+    out.print(f"run folder: {folder}", soft_wrap=True, markup=False)
 
 
 def describe_data(summary: Mapping[str, Any]) -> str:

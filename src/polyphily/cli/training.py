@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,16 +18,14 @@ if TYPE_CHECKING:
     from polyphily.graphs.federation import Federation
 
 Config = Annotated[
-    Optional[Path],
+    Path | None,
     typer.Option("--config", help="A TOML file with the same names as the flags; flags win."),
 ]
 Set = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option("--set", help="A hyperparameter of the method, name=value; repeat for more."),
 ]
-Out = Annotated[
-    Optional[Path], typer.Option("--out", help="The run folder. [dim]\\[runs/…][/dim]")
-]
+Out = Annotated[Path | None, typer.Option("--out", help="The run folder. [dim]\\[runs/…][/dim]")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the summary as one JSON object and nothing else.")
 ]
@@ -43,13 +42,13 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     method: Annotated[
-        Optional[str], typer.Argument(help="The method's name; `polyphily methods` lists them.")
+        str | None, typer.Argument(help="The method's name; `polyphily methods` lists them.")
     ] = None,
     config: Config = None,
     set_: Set = None,
     out: Out = None,
     resume: Annotated[
-        Optional[Path], typer.Option("--resume", help="Go on with the run in this folder.")
+        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
     ] = None,
     as_json: AsJson = False,
     **values: Any,
@@ -160,8 +159,10 @@ def _resumed(folder: Path, rounds: int | None) -> tuple[Execution, int]:
     for i, seed in enumerate(request.seeds):
         saved = files.partition_file(seed, first=i == 0)
         data = {k: v for k, v in request.data.items() if k not in ("partition", "split")}
-        federations.append(load(**data, partition=saved, seed=seed))
-    settings = request.settings | ({"rounds": rounds} if rounds else {})
+        federation = load(**data, partition=saved, seed=seed)
+        split = request.data.get("split", federation.split)  # the file holds the masks it led to
+        federations.append(replace(federation, split=split))
+    settings = request.settings | ({} if rounds is None else {"rounds": rounds})
     execution = Execution(
         create(str(request.method), request.hyperparameters),
         federations,
@@ -169,7 +170,12 @@ def _resumed(folder: Path, rounds: int | None) -> tuple[Execution, int]:
         folder,
         time.perf_counter() - began,
     )
-    return execution, execution.restore()
+    done = execution.restore()
+    if rounds is not None:
+        if rounds < done:
+            raise UserError(f"--rounds {rounds}: the run has {done} rounds behind it already")
+        files.amend_config(rounds=rounds)
+    return execution, done
 
 
 def _go(execution: Execution, done: int) -> dict[str, Any]:

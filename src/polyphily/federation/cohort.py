@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from polyphily.graphs.graph import UNLABELLED, Graph, IntArray
+from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, alike
 from polyphily.nn.draws import Draws
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
@@ -42,7 +42,7 @@ class Cohort:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.graphs = tuple(graphs)
+        self.graphs = alike(graphs)
         self.keys = tuple(keys)
         self.classes = classes
         self.device = torch.device(device)
@@ -84,7 +84,7 @@ class Cohort:
     @cached_property
     def x(self) -> Tensor | SparseMatrix:
         """Features: dense `[N, F]`, or sparse and block-diagonal `[N, K·F]`."""
-        if any(sp.issparse(graph.features) for graph in self.graphs):
+        if sp.issparse(self.graphs[0].features):
             width = self.num_features
             blocks = [sp.csr_array(graph.features) for graph in self.graphs]
             for block in blocks:
@@ -133,8 +133,8 @@ class Cohort:
     @cached_property
     def train_segments(self) -> Segments:
         """Train nodes by client: `train_segments.sum(values_at_train_nodes)`."""
-        counts = [int((graph.masks.train).sum()) for graph in self.graphs if graph.masks]
-        return Segments(tuple(counts), self.device)
+        owner = self.segments.owner[self.train_nodes]
+        return Segments(tuple(owner.bincount(minlength=len(self)).tolist()), self.device)
 
     @cached_property
     def num_train(self) -> Tensor:

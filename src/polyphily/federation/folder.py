@@ -1,11 +1,11 @@
-"""The run folder: everything a run leaves behind, written so that a kill at any moment loses little.
+"""The run folder: what a run leaves behind, written so that a kill at any moment loses little.
 
-    config.toml       what was asked; runs again as is
-    partition.npz     who holds which node, and the split (partition-seed-N.npz for further seeds)
-    metrics.jsonl     one object per round
-    summary.json      the outcome
-    models/           weights of the last round, and of the best validation round (…-best)
-    checkpoint/       where a killed run goes on
+config.toml       what was asked; runs again as is
+partition.npz     who holds which node, and the split (partition-seed-N.npz for further seeds)
+metrics.jsonl     one object per round
+summary.json      the outcome
+models/           weights of the last round, and of the best validation round (…-best)
+checkpoint/       where a killed run goes on
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import os
 import re
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,11 @@ class RunFolder:
             federation.partition.save(self.partition_file(federation.seed, first=s == 0))
         write_text(self.path / CONFIG, to_toml(config))
 
+    def amend_config(self, **entries: Any) -> None:
+        file = self.path / CONFIG
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+        write_text(file, to_toml(config | entries))
+
     def partition_file(self, seed: int, *, first: bool) -> Path:
         return self.path / ("partition.npz" if first else f"partition-seed-{seed}.npz")
 
@@ -100,9 +106,19 @@ class RunFolder:
 
     # Weights ---------------------------------------------------------------------------------
 
-    def save_model(self, name: str, params: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-        file = self.path / "models" / f"{safe_name(name)}.safetensors"
-        _save(file, {n: t.detach().cpu().contiguous() for n, t in params.items()}, facts)
+    def save_models(
+        self, models: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, str]
+    ) -> None:
+        """One file per model, named for it; names that would share a file are numbered."""
+        taken: set[str] = set()
+        for name, params in models.items():
+            stem, number = safe_name(name), 1
+            while stem in taken:
+                number += 1
+                stem = f"{safe_name(name)}-{number}"
+            taken.add(stem)
+            host = {n: t.detach().cpu().contiguous() for n, t in params.items()}
+            _save(self.path / "models" / f"{stem}.safetensors", host, facts)
 
     def checkpoint_due(self) -> bool:
         """Whether a checkpoint may be written without taking more than its share of the time."""
@@ -110,7 +126,10 @@ class RunFolder:
 
     def save_checkpoint(self, tensors: Message, progress: Mapping[str, Any]) -> None:
         began = time.perf_counter()
-        host = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+        host = {
+            n: t.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for n, t in tensors.items()
+        }
         _save(self.checkpoint_file, host, {"progress": json.dumps(progress)})
         self._written = time.perf_counter()
         self._cost = self._written - began
@@ -170,7 +189,15 @@ def to_toml(config: Mapping[str, Any]) -> str:
     """
     plain = {k: v for k, v in config.items() if not isinstance(v, Mapping)}
     tables = {k: v for k, v in config.items() if isinstance(v, Mapping) and v}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    lines = [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
     for table, entries in tables.items():
-        lines += ["", f"[{table}]", *[f"{k} = {json.dumps(v)}" for k, v in entries.items()]]
+        lines += ["", f"[{table}]", *[f"{k} = {_toml_value(v)}" for k, v in entries.items()]]
     return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""One round at the clients: what a method sees while it trains, and what goes back to the server."""
+"""One round at the clients: what a method sees while it trains, and what goes to the server."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from polyphily.federation.cohort import Cohort
 from polyphily.federation.optimizers import Optimizer, OptimizerSpec
 from polyphily.nn.backbones import Backbone, Output
 from polyphily.nn.draws import Draws
+from polyphily.nn.sparse import flat
 
 Message: TypeAlias = dict[str, Tensor]
 """Named tensors with a leading client axis; a scalar per client is a tensor `[K]`."""
@@ -88,8 +89,7 @@ class Local:
     def drift(self, anchor: Mapping[str, Tensor]) -> Tensor:
         """Squared distance of each client's parameters to `anchor`, over the names in it, `[K]`."""
         distances = [
-            (self.params[name] - value).flatten(1).square().sum(dim=1)
-            for name, value in anchor.items()
+            flat(self.params[name] - value).square().sum(dim=1) for name, value in anchor.items()
         ]
         return torch.stack(distances).sum(dim=0)
 

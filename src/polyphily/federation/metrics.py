@@ -112,7 +112,8 @@ def describe(scores: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -
     """One split's scores `[clients, metrics]` as the summary gives them.
 
     A metric's own name is the mean weighted by the clients' scored nodes, `…_client_mean` the plain
-    mean, `…_per_client` the list; clients without a value are left out of the means (null in the list).
+    mean, `…_per_client` the list; clients without a value are left out of the means, and null in
+    the list.
     """
     found: dict[str, Any] = {}
     for column, metric in enumerate(METRICS):
@@ -120,7 +121,8 @@ def describe(scores: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -
         known = ~np.isnan(values)
         if not known.any():
             if metric != "auc":
-                found |= {metric: None, f"{metric}_client_mean": None, f"{metric}_per_client": []}
+                found |= {metric: None, f"{metric}_client_mean": None}
+                found[f"{metric}_per_client"] = [None] * len(values)
             continue
         found[metric] = float(np.average(values[known], weights=counts[known]))
         found[f"{metric}_client_mean"] = float(values[known].mean())

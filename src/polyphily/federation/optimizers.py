@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from polyphily.nn.sparse import flat
+
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PREFIX = "optimizer/"
 _STEPS = PREFIX + "steps"
@@ -147,7 +149,7 @@ class Optimizer:
 
 def clipped(grads: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
     """Gradients scaled so that no client's norm over all its parameters exceeds `limit`."""
-    squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in grads.values()])
+    squares = torch.stack([flat(g).square().sum(dim=1) for g in grads.values()])
     norm = squares.sum(dim=0).sqrt()
     factor = (limit / (norm + 1e-6)).clamp(max=1)
     return {n: g * factor.view(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}

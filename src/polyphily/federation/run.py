@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import numpy.typing as npt
 import torch
 
 import polyphily
-from polyphily.errors import PolyphilyError, TrainingError, UserError
+from polyphily.errors import TrainingError, UserError, unknown
 from polyphily.federation import settings as knobs
 from polyphily.federation.folder import RunFolder
-from polyphily.federation.local import Message
+from polyphily.federation.local import Local, Message
 from polyphily.federation.metrics import Evaluator
 from polyphily.federation.recipes import fill
 from polyphily.federation.settings import Settings
@@ -34,6 +35,7 @@ from polyphily.methods.base import Method
 
 Progress = Callable[[dict[str, Any]], None]
 MOMENTS = ("final", "last5", "best_val")
+DEVICES = ("cpu", "cuda")
 VIEW_OF = {"global": "received", "personal": "trained"}
 
 
@@ -67,12 +69,13 @@ class Result:
         federation = self._federations[s]
         names = [graph.name for graph in federation.clients]
         if isinstance(client, str) and client not in names:
-            raise methods.unknown("client", client, names)
+            raise unknown("client", client, names)
         k = names.index(client) if isinstance(client, str) else client
         if not -len(names) <= k < len(names):
             raise UserError(f"no client {k}: there are {len(names)}, from 0")
         chosen = self._logits[s][k].argmax(dim=1).numpy()
-        return np.array(federation.classes)[chosen]
+        labels: npt.NDArray[np.str_] = np.array(federation.classes)[chosen]
+        return labels
 
 
 def run(
@@ -109,7 +112,7 @@ def run(
         known = {*methods.find(method).hyperparameters(), *knobs.names()}
         for name in rest:
             if name not in known:
-                raise methods.unknown("setting", name, known)
+                raise unknown("setting", name, known)
         method = methods.create(method, rest)
     elif rest:
         raise UserError(f"settings that do not exist: {', '.join(rest)}")
@@ -134,12 +137,13 @@ class Execution:
         began = time.perf_counter()
         first = federations[0]
         _check_together(federations)
-        settings = fill(settings, first.kind, first.metric)
+        settings = fill(settings, first.kind, first.metric, dense=first.dense)
         settings.check()
         if settings.metric == "auc" and len(first.classes) != 2:
-            raise UserError(f"metric auc needs two classes, {first.dataset} has {len(first.classes)}")
-        if settings.device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError(f"--device {settings.device}: no CUDA device is there; use --device cpu")
+            raise UserError(
+                f"metric auc needs two classes, {first.dataset} has {len(first.classes)}"
+            )
+        _check_device(settings.device)
         self.method, self.federations, self.settings = method, list(federations), settings
         self.folder = RunFolder(out) if out else None
         try:
@@ -188,8 +192,9 @@ class Execution:
                 if progress:
                     progress(record)
         except TrainingError:
-            if simulation.round:
-                self._finish(write_summary=False)
+            if simulation.round and self.folder:
+                self._write_models(self._last())
+                self.checkpoint()
             raise
         return self._finish()
 
@@ -243,8 +248,7 @@ class Execution:
 
     def _record(self, report: RoundReport, seconds: float) -> dict[str, Any]:
         evaluated = bool(self.tracker.recent["received"]) and (
-            report.round % self.settings.evaluate_every == 0
-            or report.round == self.settings.rounds
+            report.round % self.settings.evaluate_every == 0 or report.round == self.settings.rounds
         )
         runs = []
         for s, federation in enumerate(self.federations):
@@ -269,35 +273,48 @@ class Execution:
             runs[0].pop("seed")
             return record | runs[0]
         shared = {k: [run[k] for run in runs] for k in runs[0] if k in ("failed", "refused")}
-        means = mean_of([{k: v for k, v in run.items() if k not in shared and k != "seed"} for run in runs])
+        means: dict[str, Any] = mean_of(
+            [{k: v for k, v in run.items() if k not in shared and k != "seed"} for run in runs]
+        )
         return record | means | shared | {"per_seed": runs}
 
     # The end ---------------------------------------------------------------------------------
 
-    def _finish(self, *, write_summary: bool = True) -> Result:
+    def _finish(self) -> Result:
         simulation = self.simulation
-        view = simulation.received() if self.view == "received" else simulation.trained()
+        view = self._last()
         logits = simulation.predict(view).cpu()
         parts = torch.split(logits, list(simulation.cohort.segments.sizes))
         starts = simulation.starts
-        models = self._models(view.params, "")
-        models |= self._models(self.tracker.models, "-best")
         summary = self._summary()
+        models = self._write_models(view)
         if self.folder:
-            facts = {"polyphily": polyphily.__version__, "method": self.method.name}
-            facts |= {"backbone": str(self.settings.backbone), "dataset": self.federations[0].dataset}
-            for name, params in models.items():
-                self.folder.save_model(name, params, facts)
             self.checkpoint()
-            if write_summary:
-                self.folder.write_summary(summary)
+            self.folder.write_summary(summary)
         return Result(
             summary=summary,
             models=models,
             folder=self.folder.path if self.folder else None,
-            _logits=[list(parts[a:b]) for a, b in zip(starts, starts[1:], strict=False)],
+            _logits=[list(parts[a:b]) for a, b in pairwise(starts)],
             _federations=self.federations,
         )
+
+    def _last(self) -> Local:
+        """The clients with the last round's models, in the view that the method is evaluated in."""
+        simulation = self.simulation
+        return simulation.received() if self.view == "received" else simulation.trained()
+
+    def _write_models(self, view: Local) -> dict[str, Message]:
+        """The models of the last and of the best round, written where there is a folder."""
+        models = self._models(view.params, "") | self._models(self.tracker.models, "-best")
+        if self.folder:
+            facts = {"polyphily": polyphily.__version__, "method": self.method.name}
+            facts |= {
+                "backbone": str(self.settings.backbone),
+                "dataset": self.federations[0].dataset,
+            }
+            self.folder.save_models(models, facts)
+        return models
 
     def _models(self, params: Message, suffix: str) -> dict[str, Message]:
         """Weights by name, from stacked ones: per federation, or per client."""
@@ -306,7 +323,6 @@ class Execution:
             return found
         single = self.tracker.one_model
         stacked_once = single and bool(suffix)
-        row = 0
         for s, federation in enumerate(self.federations):
             prefix = f"seed-{federation.seed}-" if len(self.federations) > 1 else ""
             names = ["global"] if single else [graph.name for graph in federation.clients]
@@ -315,7 +331,6 @@ class Execution:
                 found[f"{prefix}{name}{suffix}"] = {
                     n: t[at].detach().cpu().clone() for n, t in params.items()
                 }
-            row += len(names)
         return found
 
     def _summary(self) -> dict[str, Any]:
@@ -328,7 +343,8 @@ class Execution:
         bytes_up = [record["bytes_up"] for record in self.reports]
         bytes_down = [record["bytes_down"] for record in self.reports]
         refused = [
-            sum(len(r["refused"]) for r in record.get("per_seed", [record])) for record in self.reports
+            sum(len(r["refused"]) for r in record.get("per_seed", [record]))
+            for record in self.reports
         ]
         scores = [{k: v for k, v in run.items() if k != "seed"} for run in runs]
         return {
@@ -378,12 +394,14 @@ def mean_of(values: Sequence[Any], *, spread: bool = False) -> Any:
     """The mean of equal structures, number by number; with `spread`, `…_std` beside metrics.
 
     Lists of equal length are averaged element by element; of unequal length they become empty.
+    A metric that some lack (no area under the curve where a split has one class) is averaged over
+    those that have it.
     """
     first = values[0]
     if isinstance(first, Mapping):
         merged: dict[str, Any] = {}
-        for key in first:
-            entries = [value[key] for value in values]
+        for key in dict.fromkeys(key for value in values for key in value):
+            entries = [value[key] for value in values if key in value]
             merged[key] = mean_of(entries, spread=spread)
             numbers = [e for e in entries if isinstance(e, int | float)]
             if spread and key != "round" and len(numbers) == len(entries) > 1:
@@ -413,8 +431,19 @@ def versions() -> dict[str, str]:
     }
 
 
+def _check_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    if kind not in DEVICES or not (number or "0").isdecimal():
+        raise unknown("device", device, DEVICES)
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count() or "no"
+        raise UserError(f"--device {device}: {found} CUDA device is there; use --device cpu")
+
+
 def _check_together(federations: Sequence[Federation]) -> None:
     first = federations[0]
+    if len({f.seed for f in federations}) < len(federations):
+        raise UserError("federations that run side by side need different seeds")
     for other in federations[1:]:
         if other.classes != first.classes:
             raise UserError("federations that run side by side need the same classes")
@@ -423,6 +452,3 @@ def _check_together(federations: Sequence[Federation]) -> None:
     widths = {graph.num_features for f in federations for graph in f.clients}
     if len(widths) > 1:
         raise UserError(f"clients have different numbers of features: {sorted(widths)}")
-
-
-__all__ = ["Execution", "PolyphilyError", "Result", "run"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from polyphily.errors import UserError, unknown
 
@@ -14,12 +16,12 @@ SELECTIONS = ("method", "federation", "client")
 
 @dataclass(frozen=True)
 class Settings:
-    """Knobs of training. Those that are None are filled in from `recipes` for data and backbone.
+    """Knobs of training. Those that are None are filled in from `recipes`.
 
     Attributes:
         rounds: communication rounds.
-        epochs: full-batch steps a client takes per round: a number, or a range "1-5" from which each
-            client draws anew in every round.
+        epochs: full-batch steps a client takes per round: a number, or a range "1-5" from which
+            each client draws anew in every round.
         backbone: which network.
         hidden: width of the hidden layers.
         layers: number of layers.
@@ -40,8 +42,8 @@ class Settings:
         dtype: "float32" or "float64".
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         patience: evaluations without a better validation score before stopping; 0 never stops.
-        selection: whose validation score picks the best round: the whole federation's, each client's
-            own, or as the method prefers.
+        selection: whose validation score picks the best round: "federation", "client" (each its
+            own), or as the method prefers.
         metric: what selects on validation, "accuracy" or "auc"; None takes the dataset's own.
     """
 
@@ -72,11 +74,8 @@ class Settings:
 
     def epoch_range(self) -> tuple[int, int]:
         """The fewest and the most local steps a client takes."""
-        try:
-            low, _, high = str(self.epochs).partition("-")
-            bounds = int(low), int(high or low)
-        except ValueError:
-            bounds = (0, 0)
+        found = re.fullmatch(r"([0-9]+)(?:\s*-\s*([0-9]+))?", str(self.epochs))
+        bounds = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= bounds[0] <= bounds[1]:
             raise UserError(
                 f"epochs: '{self.epochs}' is neither a positive number nor a range such as 1-5"
@@ -84,35 +83,71 @@ class Settings:
         return bounds
 
     def check(self) -> None:
-        """Raises a `UserError` for a value out of bounds."""
+        """Raises a `UserError` for a value of the wrong kind or out of bounds."""
+        kinds = get_type_hints(Settings)
+        for name in names() - {"epochs"}:
+            _check_kind(name, getattr(self, name), get_args(kinds[name]) or (kinds[name],))
         self.epoch_range()
-        one = {"engine": ENGINES, "selection": SELECTIONS, "dtype": ("float32", "float64")}
-        one |= {"optimizer": ("adam", "adamw", "sgd"), "metric": ("accuracy", "auc")}
-        for name, choices in one.items():
+        for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise unknown(name, value, choices)
-        bounds: dict[str, tuple[float, float, str]] = {
-            "rounds": (1, float("inf"), "at least 1"),
-            "hidden": (1, float("inf"), "at least 1"),
-            "layers": (1, 64, "between 1 and 64"),
-            "heads": (1, 1024, "at least 1"),
-            "hops": (1, 1024, "at least 1"),
-            "dropout": (0, 0.999, "at least 0 and below 1"),
-            "input_dropout": (0, 0.999, "at least 0 and below 1"),
-            "lr": (1e-12, float("inf"), "above 0"),
-            "weight_decay": (0, float("inf"), "at least 0"),
-            "momentum": (0, 0.9999, "at least 0 and below 1"),
-            "clip": (0, float("inf"), "at least 0"),
-            "participation": (1e-9, 1, "above 0 and at most 1"),
-            "failures": (0, 0.999, "at least 0 and below 1"),
-            "evaluate_every": (1, float("inf"), "at least 1"),
-            "patience": (0, float("inf"), "at least 0"),
-        }
-        for name, (low, high, words) in bounds.items():
+        if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device):
+            raise unknown("device", self.device, ("cpu", "cuda"))
+        for name, (low, high, words) in BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise UserError(f"{name.replace('_', '-')}: {value} is out of bounds, give {words}")
+                raise UserError(f"{_flag(name)}: {value} is out of bounds, give {words}")
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "engine": ENGINES,
+    "selection": SELECTIONS,
+    "dtype": ("float32", "float64"),
+    "optimizer": ("adam", "adamw", "sgd"),
+    "metric": ("accuracy", "auc"),
+}
+_ANY = math.inf
+_SHARE = (0, 0.999, "at least 0 and at most 0.999")
+BOUNDS: dict[str, tuple[float, float, str]] = {
+    "rounds": (1, _ANY, "at least 1"),
+    "hidden": (1, _ANY, "at least 1"),
+    "layers": (1, 64, "1 to 64"),
+    "heads": (1, 1024, "1 to 1024"),
+    "hops": (1, 1024, "1 to 1024"),
+    "dropout": _SHARE,
+    "input_dropout": _SHARE,
+    "lr": (1e-12, _ANY, "at least 1e-12"),
+    "weight_decay": (0, _ANY, "at least 0"),
+    "momentum": (0, 0.9999, "at least 0 and at most 0.9999"),
+    "clip": (0, _ANY, "at least 0"),
+    "participation": (1e-9, 1, "above 0 and at most 1"),
+    "failures": _SHARE,
+    "evaluate_every": (1, _ANY, "at least 1"),
+    "patience": (0, _ANY, "at least 0"),
+}
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _check_kind(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    """A whole number passes as a float; a truth value passes as neither; floats are finite."""
+    if isinstance(value, bool):
+        fits = bool in kinds
+    elif isinstance(value, int):
+        fits = int in kinds or float in kinds
+    elif isinstance(value, float):
+        fits = float in kinds and math.isfinite(value)
+    else:
+        fits = isinstance(value, kinds)
+    if not fits:
+        words = " or ".join(_WORDS[kind] for kind in kinds if kind is not type(None))
+        raise UserError(f"{_flag(name)}: {value!r} is not {words}")
+
+
+_WORDS = {int: "a whole number", float: "a finite number", str: "a name", bool: "true or false"}
 
 
 def names() -> frozenset[str]:

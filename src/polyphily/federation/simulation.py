@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from polyphily.graphs.federation import Federation
 from polyphily.graphs.random import derive, generator
 from polyphily.methods.base import Method, State, Uploads
 from polyphily.nn.backbones import Backbone, Shape
+from polyphily.nn.sparse import flat
 
 
 def train_locally(
@@ -57,7 +59,10 @@ def train_locally(
         name: value.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
         for name, value in method.receive(local).items()
     }
-    if not optimizer.keep:
+    if optimizer.keep:  # the optimiser steps in place: a refused round must not be felt
+        kept_state = {n: t.clone() for n, t in memory.items() if n.startswith(OPTIMIZER)}
+        local.memory |= kept_state
+    else:
         local.memory |= initial_state(optimizer, local.params)
     local.constants = method.begin(local)
     method.train(local)
@@ -117,9 +122,7 @@ class Simulation:
         self.dtype = getattr(torch, settings.dtype)
         keys = [(f.seed, k) for f in self.federations for k in range(len(f.clients))]
         graphs = [graph for f in self.federations for graph in f.clients]
-        self.cohort = Cohort(
-            graphs, keys, len(first.classes), device=self.device, dtype=self.dtype
-        )
+        self.cohort = Cohort(graphs, keys, len(first.classes), device=self.device, dtype=self.dtype)
         self.starts = [0, *np.cumsum([len(f.clients) for f in self.federations]).tolist()]
         assert settings.lr is not None
         assert settings.optimizer is not None
@@ -204,10 +207,7 @@ class Simulation:
         return RoundReport(
             round=self.round,
             seconds=time.perf_counter() - began,
-            loss=[
-                float(np.mean(loss[a:b])) if b > a else None
-                for a, b in zip(ends, ends[1:], strict=False)
-            ],
+            loss=[float(np.mean(loss[a:b])) if b > a else None for a, b in pairwise(ends)],
             selected=[chosen for chosen, _, _ in plan],
             failed=[lost for _, lost, _ in plan],
             refused=refused,
@@ -247,7 +247,11 @@ class Simulation:
         ]
         if len(sent) == 1:
             return sent[0]
-        return {name: torch.cat([message[name] for message in sent]) for name in sent[0]} if sent else {}
+        return (
+            {name: torch.cat([message[name] for message in sent]) for name in sent[0]}
+            if sent
+            else {}
+        )
 
     def _train(self, active: Sequence[int], downloads: Message) -> tuple[Message, Message, Tensor]:
         steps = self._steps(active)
@@ -329,9 +333,7 @@ class Simulation:
 
     def restore(self, tensors: Message, round_index: int, stopped: Sequence[int]) -> None:
         self.round, self.stopped = round_index, set(stopped)
-        self.memory = {
-            n: tensors[f"memory/{n}"].to(t.device) for n, t in self.memory.items()
-        }
+        self.memory = {n: tensors[f"memory/{n}"].to(t.device) for n, t in self.memory.items()}
         for s in range(len(self.states)):
             prefix = f"state/{s}/"
             self.states[s] = {
@@ -365,7 +367,7 @@ def _finite(uploads: Message, losses: Tensor) -> list[bool]:
     """Which clients sent finite numbers only (the loss stands in where nothing is sent)."""
     fine = torch.isfinite(losses)
     for tensor in uploads.values():
-        fine &= torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
+        fine &= torch.isfinite(flat(tensor)).all(dim=1)
     found: list[bool] = fine.tolist()
     return found
 

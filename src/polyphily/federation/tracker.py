@@ -57,14 +57,14 @@ class Tracker:
         self.since = np.zeros(self.groups, dtype=np.int64)
         self.models: Message = {}
 
-    def update(
-        self, view: str, scores: FloatArray, round_index: int
-    ) -> npt.NDArray[np.bool_]:
+    def update(self, view: str, scores: FloatArray, round_index: int) -> npt.NDArray[np.bool_]:
         """Takes in a view's scores `[clients, splits, metrics]`; which groups are at their best."""
         self.recent[view] = [*self.recent[view], scores][-LAST:]
         value = self._value(scores)
         better = (value > self.best_value[view]) | np.isnan(value)
-        self.best_value[view] = np.where(np.isnan(value), -math.inf, np.fmax(value, self.best_value[view]))
+        self.best_value[view] = np.where(
+            np.isnan(value), -math.inf, np.fmax(value, self.best_value[view])
+        )
         self.best_round[view][better] = round_index
         rows = better[self.group]
         self.best[view][rows] = scores[rows]

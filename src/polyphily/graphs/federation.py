@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import scipy.sparse as sp
 
 from polyphily.errors import UserError, unknown
 from polyphily.graphs import datasets, files, splits
-from polyphily.graphs.graph import Collection, Features, Graph, Masks
+from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, Masks
 from polyphily.graphs.partitions import PARTITIONS, Partition, partition
 
 NORMALIZATIONS = {
@@ -55,6 +56,11 @@ class Federation:
     def __len__(self) -> int:
         return len(self.clients)
 
+    @property
+    def dense(self) -> bool:
+        """Whether features are dense numbers, not a sparse bag of words."""
+        return not any(sp.issparse(graph.features) for graph in self.clients)
+
     def __repr__(self) -> str:
         nodes = sum(graph.num_nodes for graph in self.clients)
         return (
@@ -97,21 +103,17 @@ def load(
     if not collection.natural and clients is None and saved is None and name != "louvain-min":
         clients = usual
     wanted = splits.parse(split) if split is not None else None
-    graphs = [replace(g, features=_normalize(g.features, normalize)) for g in collection.graphs]
+    graphs = collection.graphs
     if collection.natural:
         drawn = _natural(graphs, saved, clients, wanted, seed)
     else:
         short = collection.name.partition(":")[0].replace("_", "-")
         usual_split = splits.default_split(short, name)
         drawn = _divide(graphs[0], name, options, saved, clients, wanted, usual_split, seed)
-    members, layout, text = drawn
+    raw, layout, text = drawn
+    members = [replace(g, features=_normalize(g.features, normalize)) for g in raw]
     for graph in members:
-        if graph.masks is None or not graph.masks.train.any():
-            raise UserError(
-                f"client '{graph.name}' has no train node "
-                f"({graph.num_nodes} nodes, {int((graph.labels >= 0).sum())} of them labelled): "
-                "label some of its nodes, choose another --split, or leave the client out"
-            )
+        _check_masks(graph)
     return Federation(
         dataset=collection.name,
         kind=kind,
@@ -125,11 +127,29 @@ def load(
         request={
             "dataset": collection.name,
             "partition": SAVED if saved is not None else _written(name, options),
-            "clients": len(members),
+            **({} if name == "louvain-min" else {"clients": len(members)}),
             **({} if text == FROM_FILE else {"split": text}),
             "normalize": normalize,
         },
     )
+
+
+def _check_masks(graph: Graph) -> None:
+    assert graph.masks is not None
+    train, labelled = graph.masks.train, graph.labels != UNLABELLED
+    if not train.any():
+        raise UserError(
+            f"client '{graph.name}' has no train node "
+            f"({graph.num_nodes} nodes, {int(labelled.sum())} of them labelled): "
+            "label some of its nodes, choose another --split, or leave the client out"
+        )
+    chosen = train | graph.masks.val | graph.masks.test
+    if (chosen & ~labelled).any():
+        node = int(np.flatnonzero(chosen & ~labelled)[0])
+        raise UserError(
+            f"client '{graph.name}': node {node} is in a mask but has no label. "
+            "Was the partition file made for other data?"
+        )
 
 
 def _written(name: str, options: Mapping[str, str]) -> str:
@@ -154,18 +174,36 @@ def _collect(
             raise UserError("no graph was given")
         count = 1 + max(int(graph.labels.max(initial=0)) for graph in graphs)
         classes = tuple(map(str, range(count)))
-        return Collection("graphs", graphs, classes, natural=len(graphs) > 1), "files", "accuracy", 10
+        if len({graph.name for graph in graphs}) < len(graphs):
+            graphs = tuple(
+                replace(g, name=_client_name(k, len(graphs))) for k, g in enumerate(graphs)
+            )
+        return (
+            Collection("graphs", graphs, classes, natural=len(graphs) > 1),
+            "files",
+            "accuracy",
+            10,
+        )
     if _is_path(dataset):
         path = Path(dataset).expanduser()
         collection = replace(files.read(path), name=str(path.resolve()))
         return collection, "files", "accuracy", len(collection.graphs)
     collection = datasets.read(str(dataset), root=root, seed=seed, clients=clients)
     info = datasets.find(str(dataset).partition(":")[0])
-    return replace(collection, name=str(dataset).lower()), info.kind, info.metric, info.default_clients
+    return (
+        replace(collection, name=str(dataset).lower()),
+        info.kind,
+        info.metric,
+        info.default_clients,
+    )
+
+
+def _client_name(client: int, clients: int) -> str:
+    return f"client-{client:0{len(str(clients - 1))}d}"
 
 
 def _is_path(dataset: str | Path) -> bool:
-    """A path is a `Path`, has a separator or a file's ending, or exists and is no dataset's name."""
+    """Whether it has a separator or a file's ending, or exists and is no dataset's name."""
     if isinstance(dataset, Path):
         return True
     if any(mark in dataset for mark in ("/", "\\")) or dataset.startswith((".", "~")):
@@ -204,7 +242,7 @@ def _partition_request(
 
 
 def _natural(
-    graphs: list[Graph],
+    graphs: Sequence[Graph],
     saved: Partition | None,
     clients: int | None,
     wanted: splits.Split | None,
@@ -231,7 +269,7 @@ def _natural(
             raise UserError("a global split needs one graph to divide: these are clients already")
         masks, text = splits.draw(split, graphs, seed), str(split)
     members = [graph.with_masks(own) for graph, own in zip(graphs, masks, strict=True)]
-    nodes = [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    nodes = [np.arange(a, b) for a, b in pairwise(ends)]
     return members, Partition.of(NATURAL, nodes, masks), text
 
 
@@ -257,8 +295,7 @@ def _divide(
         parts = partition(graph, name, clients, seed, **options)
     split = wanted or usual
     masks = _saved_masks(saved) if saved is not None and wanted is None else None
-    width = len(str(len(parts) - 1))
-    members = [graph.subgraph(part, name=f"client-{k:0{width}d}") for k, part in enumerate(parts)]
+    members = [graph.subgraph(part, _client_name(k, len(parts))) for k, part in enumerate(parts)]
     text = FROM_FILE
     if masks is None:
         text = str(split)
@@ -286,7 +323,7 @@ def _normalize(features: Features, how: str) -> Features:
         total = np.asarray(abs(features).sum(axis=1), dtype=np.float32).reshape(-1, 1)
         scale = 1 / np.where(total == 0, 1, total)
         if sp.issparse(features):
-            return sp.csr_array(features.multiply(scale), dtype=np.float32)
+            return sp.csr_array(sp.csr_array(features).multiply(scale), dtype=np.float32)
         scaled: Features = features * scale
         return scaled
     if sp.issparse(features):

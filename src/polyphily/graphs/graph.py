@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -19,7 +20,7 @@ SPARSE_BELOW = 0.1  # features with a smaller share of non-zeros are kept sparse
 
 @dataclass(frozen=True)
 class Masks:
-    """Which nodes train, select and test; three boolean arrays over the nodes, pairwise disjoint."""
+    """Which nodes train, select and test: boolean arrays over the nodes, pairwise disjoint."""
 
     train: BoolArray
     val: BoolArray
@@ -141,6 +142,13 @@ def compact(features: Features) -> Features:
     if dense.size and np.count_nonzero(dense) < SPARSE_BELOW * dense.size and dense.shape[1] > 64:
         return sp.csr_array(dense)
     return dense
+
+
+def alike(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
+    """Graphs with features in one form: where some are sparse, all are."""
+    if len({sp.issparse(graph.features) for graph in graphs}) <= 1:
+        return tuple(graphs)
+    return tuple(replace(graph, features=sp.csr_array(graph.features)) for graph in graphs)
 
 
 @dataclass(frozen=True)

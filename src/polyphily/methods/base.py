@@ -1,7 +1,7 @@
 """What a method is: hooks for the clients, hooks for the server, and a registry of all of them.
 
-A method is a frozen dataclass of hyperparameters. Client hooks see a `Local` (a cohort of one or many
-clients); server hooks see uploads and the server's own state, and nothing else.
+A method is a frozen dataclass of hyperparameters. Client hooks see a `Local` (a cohort of one or
+many clients); server hooks see uploads and the server's own state, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from polyphily.federation.cohort import Cohort
 from polyphily.federation.local import Local, LossAndGradient, Message, as_model, model_part
 from polyphily.nn import backbones
 from polyphily.nn.backbones import Backbone, Shape
+from polyphily.nn.sparse import flat
 
 State = Message
 """The server's memory: named tensors without a client axis."""
@@ -45,7 +46,7 @@ class Uploads:
     def mean(self, values: Mapping[str, Tensor], weights: Tensor) -> Message:
         """Means over clients with the weights given, which need not sum to one."""
         share = weights / weights.sum()
-        return {n: (share.to(t.dtype) @ t.reshape(len(t), -1)).view(t.shape[1:]) for n, t in values.items()}
+        return {n: (share.to(t.dtype) @ flat(t)).view(t.shape[1:]) for n, t in values.items()}
 
 
 def to_each(tensors: Mapping[str, Tensor], clients: Sequence[int]) -> Message:
@@ -104,9 +105,7 @@ class Method(LossAndGradient):
 
     def upload(self, local: Local) -> Message:
         """What leaves the site: the shared parameters, and what the method adds."""
-        return as_model(
-            {n: p for n, p in local.params.items() if self.shares(local.network, n)}
-        )
+        return as_model({n: p for n, p in local.params.items() if self.shares(local.network, n)})
 
     def predict(self, local: Local) -> Tensor:
         """Class scores `[N, C]` of every node; dropout is off."""
@@ -179,7 +178,8 @@ def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
 
 def _convert(method: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    kind = type(field.default)
+    default: Any = field.default
+    kind: type = type(default)
     choices = field.metadata.get("choices", ())
     try:
         if kind is bool:

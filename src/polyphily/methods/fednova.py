@@ -20,8 +20,8 @@ class FedNova(FedAvg):
     """d_i = (w - w_i) / |a_i|_1; w <- w - (sum_i p_i |a_i|_1) sum_i p_i d_i.
 
     |a_i|_1 is a client's effort: its number of steps tau_i, or with SGD momentum rho
-    (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho). Where every client takes the same number of
-    steps this is FedAvg; it differs where they do not (`--epochs 1-5`).
+    (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho). Where every client takes the same number
+    of steps this is FedAvg; it differs where they do not (`--epochs 1-5`).
     """
 
     def upload(self, local: Local) -> Message:

@@ -19,8 +19,8 @@ PROTOTYPES, COUNTS = "prototypes", "counts"
 class FedProto(Method):
     """L = CE + lambda · mean over train nodes of MSE(h_v, prototype of v's class).
 
-    A client's prototype of a class is the mean embedding of its train nodes in that class; the server
-    averages prototypes weighted by those nodes' number. A class nobody has yet has no pull.
+    A client's prototype of a class is the mean embedding of its train nodes in that class; the
+    server averages prototypes weighted by those nodes' number. A class nobody has has no pull.
     """
 
     evaluated = "personal"

@@ -20,8 +20,9 @@ TRAINED = "trained"
 @register("moon", cite="Li et al., Model-Contrastive Federated Learning, CVPR 2021")
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """L = CE + mu · mean over train nodes of -log(e^{cos(z,z_g)/T} / (e^{cos(z,z_g)/T} + e^{cos(z,z_p)/T})).
+    """L = CE + mu · mean over train nodes of -log(e^g / (e^g + e^p)).
 
+    g = cos(z, z_g) / T and p = cos(z, z_p) / T;
     z, z_g and z_p are the embeddings of the model in training, of the received model and of the
     client's model after its last round. A client that has not trained yet has no z_p: plain CE.
     """

@@ -17,10 +17,10 @@ from polyphily.nn.backbones import Backbone
 CONTROL, CHANGE, POPULATION = "control/", "control_change/", "clients"
 
 
-@register("scaffold", cite="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020")
+@register("scaffold", cite="Karimireddy et al., Stochastic Controlled Averaging, ICML 2020")
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Local gradients become g - c_i + c; then c_i is renewed and the server moves c by the mean change.
+    """Local gradients become g - c_i + c; then c_i is renewed, and c moves by the mean change.
 
     Option I renews c_i by the gradient at the received model, whatever the optimiser; option II by
     c_i - c + (w - w_i) / (tau_i lr), which is meant for plain SGD.

@@ -1,6 +1,6 @@
 """Backbones: the networks that methods train. Each is a module for any number of stacked clients.
 
-Parameters are created for one client, `[1, …]`; training calls the module with stacked ones, `[K, …]`.
+Parameters are created for one client, `[1, …]`; training passes stacked ones, `[K, …]`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ class Shape:
     def widths(self) -> list[tuple[int, int]]:
         """(inputs, outputs) of every layer."""
         sizes = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
-        return list(zip(sizes, sizes[1:], strict=False))
+        return list(pairwise(sizes))
 
 
 class Backbone(nn.Module, ABC):
@@ -82,9 +83,7 @@ class Backbone(nn.Module, ABC):
         if isinstance(x, Tensor):
             return draws.dropout(x, self.shape.input_dropout, cohort.x_pointers)
         assert x.value is not None
-        return x.with_value(
-            draws.dropout(x.value, self.shape.input_dropout, cohort.x_pointers)
-        )
+        return x.with_value(draws.dropout(x.value, self.shape.input_dropout, cohort.x_pointers))
 
     def drop(self, x: Tensor, cohort: Cohort, draws: Draws | None) -> Tensor:
         if draws is None:

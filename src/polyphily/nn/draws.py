@@ -16,9 +16,9 @@ _LEVELS = 1 << 16
 class Draws:
     """The dropout masks of one round.
 
-    On a CPU every client draws from a stream of its own, named by (seed, client, round): the stacked
-    engine, the sequential engine and a site that trains alone draw the same numbers. On a GPU one
-    stream serves the clients of a seed, because a launch per client would cost more than the draw.
+    On a CPU every client draws from a stream of its own, named by (seed, client, round): the
+    stacked engine, the sequential engine and a site that trains alone draw the same numbers. On a
+    GPU one stream serves the clients of a seed: a launch per client would cost more than the draw.
 
     Args:
         keys: (seed, client) of every client, in the cohort's order.

@@ -1,4 +1,4 @@
-"""Layers whose parameters have a leading client axis: `K` models in one module, one pass for all."""
+"""Layers whose parameters have a leading client axis: `K` models, one pass for all."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GCNConv(nn.Module):
 
 
 class SAGEConv(nn.Module):
-    """GraphSAGE with the mean aggregator (Hamilton et al. 2017): x W_self + mean(x_u) W_near + b."""
+    """GraphSAGE, mean aggregator (Hamilton et al. 2017): x W_self + mean(x_u) W_near + b."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class ACMConv(nn.Module):
     """Adaptive channel mixing (Luan et al. 2022): low-pass, high-pass and identity channels.
 
     L = relu(Â x W_L), H = relu((I-Â) x W_H), M = relu(x W_M) with Â = (D+I)^-1 (A+I);
-    weights = softmax(sigmoid([L a_L, H a_H, M a_M]) W_mix / 3); the output is 3 times their mixture.
+    weights = softmax(sigmoid([L a_L, H a_H, M a_M]) W_mix / 3); the output is 3 times the mixture.
     """
 
     channels = 3

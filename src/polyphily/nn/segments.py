@@ -1,4 +1,4 @@
-"""Rows that belong to clients, one block after another, and the products that respect the blocks."""
+"""Rows that belong to clients, block after block, and the products that respect the blocks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.sparse import SparseMatrix, flat
 
-PADDING = 1.25  # clients share a padded product while the largest is at most this times the smallest
+PADDING = (
+    1.25  # clients share a padded product while the largest is at most this times the smallest
+)
 
 
 class Run(NamedTuple):
@@ -73,7 +75,7 @@ class Segments:
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums of the rows of each client, `[rows, …] -> [clients, …]`."""
-        summed = self.membership @ x.reshape(self.rows, -1)
+        summed = self.membership @ flat(x)
         return summed.view(len(self), *x.shape[1:])
 
     def mean(self, x: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class Segments:
         """Each client's value at each of its rows, `[clients, …] -> [rows, …]`."""
         if len(self) == 1:
             return per_client.expand(self.rows, *per_client.shape[1:])
-        expanded = self.membership.transposed @ per_client.reshape(len(self), -1)
+        expanded = self.membership.transposed @ flat(per_client)
         return expanded.view(self.rows, *per_client.shape[1:])
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -105,7 +107,7 @@ class Segments:
 
     @cached_property
     def buckets(self) -> tuple[tuple[Bucket, ...], Tensor]:
-        """Padded groups of clients, and where each row is found in their outputs laid end to end."""
+        """Padded groups of clients, and where each row lies in their outputs laid end to end."""
         order = sorted(range(len(self)), key=lambda k: (self.sizes[k], k))
         groups: list[list[int]] = []
         for client in order:
@@ -142,7 +144,7 @@ def _padded_product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
     padded = _with_empty_row(x)
     parts: Sequence[Tensor] = [
         torch.bmm(
-            padded[bucket.gather].view(len(bucket.clients), bucket.size, -1),
+            padded[bucket.gather].view(len(bucket.clients), bucket.size, x.shape[1]),
             weight[bucket.clients],
         ).view(-1, weight.shape[2])
         for bucket in buckets
@@ -155,8 +157,9 @@ def _padded_gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
     x, grad = _with_empty_row(x), _with_empty_row(grad)
     out = x.new_empty(len(segments), x.shape[1], grad.shape[1])
     for bucket in buckets:
-        shape = (len(bucket.clients), bucket.size, -1)
-        inputs, outputs = x[bucket.gather].view(shape), grad[bucket.gather].view(shape)
+        shape = (len(bucket.clients), bucket.size)
+        inputs = x[bucket.gather].view(*shape, x.shape[1])
+        outputs = grad[bucket.gather].view(*shape, grad.shape[1])
         out[bucket.clients] = torch.bmm(inputs.transpose(1, 2), outputs)
     return out
 
@@ -181,7 +184,7 @@ class _GroupedProduct(torch.autograd.Function):
         return _product(x.contiguous(), weight, segments)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         segments: Segments = ctx.segments
         x, grad = x.contiguous(), grad.contiguous()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 
 LARGE = 1_000_000  # entries above which cuSPARSE beats embedding_bag on a GPU
+
+
+def flat(x: Tensor) -> Tensor:
+    """`[rows, …]` as a matrix, also where there are no rows."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,8 @@ class SparseMatrix:
             crow_t=self.crow,
             col_t=self.col,
             permutation=inverse,
-            value=self.value_t,
-            value_t=self.value,
+            value=None if self.value is None else self.value[self.permutation],
+            value_t=None if self.value is None else self.value.detach(),
         )
 
     def __matmul__(self, dense: Tensor) -> Tensor:
@@ -109,7 +115,7 @@ class SparseMatrix:
 
     def sum_by_row(self, entries: Tensor) -> Tensor:
         """Sums values at the entries by row, `[nnz, …] -> [rows, …]`."""
-        total: Tensor = _RowSum.apply(self, entries.reshape(self.nnz, -1))  # type: ignore[no-untyped-call]
+        total: Tensor = _RowSum.apply(self, flat(entries))  # type: ignore[no-untyped-call]
         return total.view(self.shape[0], *entries.shape[1:])
 
     def softmax(self, score: Tensor) -> Tensor:
@@ -163,7 +169,7 @@ class _Product(torch.autograd.Function):
         return _multiply(matrix.crow, matrix.col, value, matrix.shape[0], dense)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         matrix: SparseMatrix = ctx.matrix
         grad_value = grad_dense = None
         if ctx.needs_input_grad[1]:
@@ -183,7 +189,7 @@ class _RowSum(torch.autograd.Function):
         return _multiply(matrix.crow, matrix._entries, None, matrix.shape[0], entries)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         return None, grad[ctx.matrix.row]
 
 
@@ -194,13 +200,12 @@ class _Gather(torch.autograd.Function):
         return x[index]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         rows = len(ctx.pointers) - 1
         return _multiply(ctx.pointers, ctx.entries, None, rows, grad), None, None, None
 
 
 def _gather(x: Tensor, index: Tensor, entries: Tensor, pointers: Tensor) -> Tensor:
     """`x[index]`, whose gradient is summed in a fixed order: the entries of each row of `x`."""
-    flat = x.reshape(len(x), -1)
-    gathered: Tensor = _Gather.apply(flat, index, entries, pointers)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _Gather.apply(flat(x), index, entries, pointers)  # type: ignore[no-untyped-call]
     return gathered.view(len(index), *x.shape[1:])

@@ -1,0 +1,39 @@
+# make install   .venv with polyphily and everything it uses
+# make demo      install, then train on ten synthetic clients
+# make test      install the test tools, then the whole test suite
+# make check     lint, format and type checks
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: install demo test check format clean
+
+install: $(VENV)/.installed
+demo: install
+	$(BIN)/polyphily demo
+test: $(VENV)/.tools
+	$(BIN)/pytest -n auto
+check: $(VENV)/.tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+format: $(VENV)/.tools
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: resolved along with the rest, pip may fetch another build of it.
+$(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
+	$(PIP) torch
+	$(PIP) --editable '.[all]'
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	touch $@
