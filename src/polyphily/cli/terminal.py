@@ -95,13 +95,13 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     for name in names:
         table.add_column(f"val {name}", justify="right")
         table.add_column(f"test {name}", justify="right")
-    table.add_column("client mean", justify="right")
-    table.add_column("clients, lowest to highest", justify="right")
+    table.add_column("client mean", justify="right", no_wrap=True)
+    table.add_column("client range", justify="right", no_wrap=True)
     own = VIEW_OF[summary["evaluated"]]
     for view in ("received", "trained"):
         for moment, words in (
-            ("best_val", "best validation"),
-            ("last5", "last five"),
+            ("best_val", "best val"),
+            ("last5", "last 5"),
             ("final", "last"),
         ):
             scores = summary["views"][view][moment]
@@ -139,23 +139,22 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
         ("method", "left"),
         (f"test {metric}", "right"),
         ("client mean", "right"),
-        ("client spread", "right"),
-        ("lowest to highest", "right"),
+        ("client range", "right"),
         ("view", "left"),
-        ("ms a round", "right"),
-        ("up a round", "right"),
+        ("ms/round", "right"),
+        ("up/round", "right"),
     ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     values = [summary["best_val"]["test"].get(metric) or 0 for summary in summaries]
     for summary, value in zip(summaries, values, strict=True):
         test = summary["best_val"]["test"]
         per_client = test.get(f"{metric}_per_client", [])
         clients = [v for v in per_client if v is not None]
+        deviation = f" ± {percent(statistics.stdev(clients))}" if len(clients) > 1 else ""
         table.add_row(
             summary["method"],
             _with_spread(test, metric, len(summary["seeds"]) > 1),
-            percent(test.get(f"{metric}_client_mean")),
-            f"± {percent(statistics.stdev(clients))}" if len(clients) > 1 else "–",
+            percent(test.get(f"{metric}_client_mean")) + deviation,
             _range(per_client),
             VIEW_OF[summary["evaluated"]],
             f"{1000 * summary['seconds_per_round_median']:.1f}",
@@ -165,7 +164,7 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
     out.print()
     out.print(f"[bold]Test {metric} in %[/bold] on {escape(describe_data(summaries[0]))}")
     out.print(table)
-    out.print("[dim]at the best validation round; spread: deviation between clients[/dim]")
+    out.print("[dim]at the best validation round; client mean ± deviation between clients[/dim]")
     out.print(f"run folder: {folder}", soft_wrap=True, markup=False)
 
 

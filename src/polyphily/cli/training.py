@@ -30,7 +30,11 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print the summary as one JSON object and nothing else.")
 ]
 
-DEMO_DATA = {"dataset": "csbm:homophily=0.5,gap=0.8,spread=even,nodes=400-800", "clients": 10}
+DEMO_DATA = {
+    "dataset": "csbm:homophily=0.5,gap=0.8,spread=even,nodes=400-800",
+    "clients": 10,
+    "split": "0.1,0.3,0.6",
+}
 DEMO_METHODS = ("local", "fedavg", "fedprox")
 
 

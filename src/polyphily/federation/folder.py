@@ -147,7 +147,22 @@ def _save(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     save_file(dict(tensors), partial, metadata=dict(facts))
+    _sort_facts(partial)
     os.replace(partial, file)
+
+
+def _sort_facts(file: Path) -> None:
+    """Puts the facts in a file's header in order: safetensors leaves them in a random one.
+
+    Equal weights then give equal bytes.
+    """
+    with file.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+        stream.seek(8)
+        stream.write(text.encode().ljust(size))
 
 
 def write_text(file: Path, text: str) -> None:

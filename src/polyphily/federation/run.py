@@ -224,6 +224,7 @@ class Execution:
         self.simulation.restore(part("simulation/"), progress["round"], progress["stopped"])
         self.tracker.restore(part("tracker/"), self.simulation.device)
         self.reports = self.folder.truncate(progress["round"])
+        self.setup_seconds = float(progress["setup_seconds"])
         return int(progress["round"])
 
     # One round -------------------------------------------------------------------------------

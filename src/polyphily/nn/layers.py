@@ -121,10 +121,12 @@ class ACMConv(nn.Module):
         low = matmul(x, self.weight_low, cohort)
         high = matmul(x, self.weight_high, cohort)
         smooth_low, smooth_high = (cohort.random_walk @ torch.cat([low, high], dim=1)).chunk(2, 1)
-        messages = torch.stack(
-            [smooth_low, high - smooth_high, matmul(x, self.weight_self, cohort)], dim=1
-        ).relu()
-        scores = (messages * cohort.segments.expand(self.attend.transpose(1, 2))).sum(dim=2)
-        mixed = cohort.segments.matmul(scores.sigmoid(), self.mix) / self.channels
-        weights = mixed.softmax(dim=1).unsqueeze(2)
-        return self.channels * (weights * messages).sum(dim=1)
+        own = matmul(x, self.weight_self, cohort)
+        messages = [smooth_low.relu(), (high - smooth_high).relu(), own.relu()]
+        attend = self.attend.split(1, dim=2)
+        product = cohort.segments.matmul
+        scores = [product(m, a) for m, a in zip(messages, attend, strict=True)]
+        mixed = product(torch.cat(scores, dim=1).sigmoid(), self.mix) / self.channels
+        weights = (self.channels * mixed.softmax(dim=1)).split(1, dim=1)
+        low, high, own = (w * m for w, m in zip(weights, messages, strict=True))
+        return low + high + own
