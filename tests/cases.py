@@ -38,6 +38,7 @@ def simulate(
     """A simulation after some rounds; float64 and without dropout unless told otherwise."""
     chosen = {"dtype": "float64", "dropout": 0.0, "input_dropout": 0.0, "hidden": 8, "lr": 0.05}
     chosen |= {"backbone": "gcn", "optimizer": "adam", "weight_decay": 1e-3, "epochs": 2}
+    chosen["keep_optimizer"] = False
     chosen |= {"rounds": max(rounds, 1), **settings}
     if isinstance(method, str):
         method = create(method)

@@ -208,6 +208,22 @@ def test_a_line_that_a_kill_cut_short_is_forgotten(half: str, tmp_path: Path, cl
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("way", ["natural", "random"])
+def test_a_single_graph_of_ones_own_goes_on(way: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "north").mkdir()
+    rows = "".join(f"{i},{i % 2},{i % 3}\n" for i in range(40))
+    (tmp_path / "north" / "nodes.csv").write_text("id,label,x\n" + rows)
+    (tmp_path / "north" / "edges.csv").write_text("source,target\n0,1\n1,2\n")
+    flags = ["--dataset", tmp_path / "north", "--partition", way]
+    flags += ["--clients", "1" if way == "natural" else "3", "--hidden", "4"]
+    for name, rounds in (("whole", "4"), ("short", "2")):
+        arguments = ["run", "local", *flags, "--rounds", rounds, "--out", tmp_path / name]
+        assert cli(*arguments) == 0
+    assert cli("run", "--resume", tmp_path / "short", "--rounds", "4") == 0
+    assert_same_run(tmp_path / "short", tmp_path / "whole")
+    assert ("north.safetensors" in models(tmp_path / "short")) == (way == "natural")
+
+
 @pytest.mark.data
 def test_seeds_with_different_numbers_of_clients_go_on(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli

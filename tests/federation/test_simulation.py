@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cases import assert_same_bits, simulate, small_federation
+from cases import assert_close, assert_same_bits, simulate, small_federation
 from polyphily.errors import TrainingError
 from polyphily.federation.local import Local, Message, model_part
 from polyphily.methods.fedavg import FedAvg
@@ -121,3 +121,26 @@ def test_a_stopped_client_takes_no_part() -> None:
     assert simulation.advance().selected == [[0, 1, 3]]
     moved = (simulation.memory["model/convs.0.weight"] != before).flatten(1).any(dim=1)
     assert moved.tolist() == [True, True, False, True]
+
+
+def test_groups_that_fit_into_memory_train_to_the_same_numbers() -> None:
+    federation = small_federation((9, 12, 7, 20, 5))
+    chosen = {"dropout": 0.5, "keep_optimizer": True}
+    whole = simulate("scaffold", federation, 3, **chosen)
+    assert whole._groups(range(5)) == [range(5)]
+    tight = simulate("scaffold", federation, 0, **chosen)
+    tight.memory_budget = 2 * tight._bytes_to_train(0)
+    assert len(tight._groups(range(5))) > 1
+    for _ in range(3):
+        tight.advance()
+    assert_close(whole.tensors(), tight.tensors(), 1e-12)
+
+
+def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
+    simulation = simulate("fedavg", small_federation((6, 7)), 1, participation=0.5, failures=0.9)
+    before = {n: t.clone() for n, t in simulation.tensors().items()}
+    report = simulation.advance()
+    assert report.failed == report.selected
+    assert report.bytes_up == [0]
+    assert report.loss == [None]
+    assert_same_bits(before, simulation.tensors())

@@ -159,6 +159,19 @@ def test_clients_that_are_there_already_are_not_divided_again(sites: Path) -> No
     assert "clients already" in refusal(sites, partition="louvain")
 
 
+def test_a_single_graph_of_ones_own_is_a_client_or_is_divided(tmp_path: Path) -> None:
+    site = write_site(tmp_path / "north", 40, 0)
+    for way in (None, "natural"):
+        assert [g.name for g in load(site, partition=way).clients] == ["north"]
+    load(site, seed=1).partition.save(tmp_path / "split.npz")
+    again = load(site, partition=tmp_path / "split.npz")
+    assert [g.name for g in again.clients] == ["north"]
+    assert again.partition.sha256 == load(site, seed=1).partition.sha256
+    divided = load(site, partition="random", clients=3)
+    assert [g.name for g in divided.clients] == ["client-0", "client-1", "client-2"]
+    assert len(load(site, partition="random")) == 10
+
+
 def test_a_global_split_needs_one_graph(sites: Path) -> None:
     for dataset in (sites, TINY):
         assert "global split needs one graph" in refusal(dataset, split="0.6,0.2,0.2:global")

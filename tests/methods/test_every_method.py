@@ -78,15 +78,16 @@ def test_labels_outside_the_train_mask_change_nothing(name: str) -> None:
 
 
 @every_method
-def test_seeds_side_by_side_equal_separate_runs(name: str) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_seeds_side_by_side_equal_separate_runs(name: str, share: float) -> None:
     first, second = small_federation(seed=1), small_federation((11, 5, 8), seed=2)
-    chosen = {"dropout": 0.4, "participation": 0.7, "dtype": "float32"}
+    chosen = {"dropout": 0.4, "dtype": "float32", "keep_optimizer": True, "participation": share}
     together = simulate(name, [first, second], 4, **chosen)
     for s, federation in enumerate((first, second)):
         alone = simulate(name, federation, 4, **chosen)
         rows = slice(together.starts[s], together.starts[s + 1])
-        assert_same_bits({n: t[rows] for n, t in together.memory.items()}, alone.memory)
-        assert_close(together.states[s], alone.states[0], 1e-6)
+        assert_close({n: t[rows] for n, t in together.memory.items()}, alone.memory, 1e-5)
+        assert_close(together.states[s], alone.states[0], 1e-5)
 
 
 @every_method

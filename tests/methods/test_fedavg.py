@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
-from cases import SIZES, simulate, small_federation
+from cases import SIZES, assert_same_bits, simulate, small_federation
 from polyphily.federation.local import as_model, model_part
 from polyphily.methods.base import Uploads, create
 
@@ -73,6 +73,18 @@ def test_agrees_with_a_loop_over_torch_geometric_models(optimizer: str, sparse: 
         "convs.1.bias": theirs["second.bias"],
     }.items():
         torch.testing.assert_close(ours[name], other, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper", "scaffold", "local"])
+def test_seeds_side_by_side_are_separate_runs_to_the_bit(name: str) -> None:
+    federations = [small_federation(seed=1), small_federation((11, 5, 8), seed=2)]
+    chosen = {"dropout": 0.4, "dtype": "float32", "keep_optimizer": True}
+    together = simulate(name, federations, 4, **chosen)
+    for s, federation in enumerate(federations):
+        alone = simulate(name, federation, 4, **chosen)
+        rows = slice(together.starts[s], together.starts[s + 1])
+        assert_same_bits({n: t[rows] for n, t in together.memory.items()}, alone.memory)
+        assert_same_bits(together.states[s], alone.states[0])
 
 
 def uploads(**tensors: list[float] | list[list[float]]) -> Uploads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import groupby, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -48,7 +49,7 @@ class Cohort:
         self.device = torch.device(device)
         self.dtype = dtype
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
-        self._singles: dict[int, Cohort] = {}
+        self._taken: dict[tuple[int, ...], Cohort] = {}
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -62,21 +63,32 @@ class Cohort:
         return self.graphs[0].num_features
 
     def take(self, clients: Sequence[int]) -> Cohort:
-        """The cohort of some of these clients, in the order given."""
-        if list(clients) == list(range(len(self))):
+        """The cohort of some of these clients, in the order given.
+
+        Cohorts of consecutive clients are kept: an engine that trains in groups asks again.
+        """
+        wanted = tuple(clients)
+        if wanted == tuple(range(len(self))):
             return self
-        if len(clients) == 1 and clients[0] in self._singles:
-            return self._singles[clients[0]]
+        if wanted in self._taken:
+            return self._taken[wanted]
         taken = Cohort(
-            [self.graphs[k] for k in clients],
-            [self.keys[k] for k in clients],
+            [self.graphs[k] for k in wanted],
+            [self.keys[k] for k in wanted],
             self.classes,
             device=self.device,
             dtype=self.dtype,
         )
-        if len(clients) == 1:
-            self._singles[clients[0]] = taken
+        if wanted == tuple(range(wanted[0], wanted[0] + len(wanted))):
+            self._taken[wanted] = taken
         return taken
+
+    @cached_property
+    def blocks(self) -> tuple[slice, ...]:
+        """Runs of clients of one seed: the federations that are stacked here."""
+        lengths = [len(list(run)) for _, run in groupby(seed for seed, _ in self.keys)]
+        ends = [0, *np.cumsum(lengths).tolist()]
+        return tuple(slice(a, b) for a, b in pairwise(ends))
 
     def draws(self, round_index: int) -> Draws:
         return Draws(self.keys, round_index, self.device)

@@ -95,7 +95,7 @@ class Local:
 
     def descend(self, method: LossAndGradient) -> None:
         """Full-batch steps on the method's loss; a client stops after its own number of steps."""
-        stepper = Optimizer(self.optimizer, self.params, self.memory)
+        stepper = Optimizer(self.optimizer, self.params, self.memory, self.cohort.blocks)
         total = self.cohort.num_train.new_zeros(len(self.cohort))
         even = len(set(self.steps)) == 1
         for step in range(max(self.steps)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,12 +58,19 @@ class Optimizer:
         spec: kind and coefficients.
         params: stacked parameters.
         state: the moments (`initial_state`), changed in place.
+        blocks: runs of clients that step in one call each. The kernels round the last numbers of a
+            tensor differently from the rest, so federations that run side by side are kept apart:
+            their steps are then those of separate runs to the bit.
     """
 
     def __init__(
-        self, spec: OptimizerSpec, params: Mapping[str, Tensor], state: dict[str, Tensor]
+        self,
+        spec: OptimizerSpec,
+        params: Mapping[str, Tensor],
+        state: dict[str, Tensor],
+        blocks: Sequence[slice] = (slice(None),),
     ) -> None:
-        self.spec, self.params, self.state = spec, params, state
+        self.spec, self.params, self.state, self.blocks = spec, params, state, blocks
         self._counts: list[int] = state[_STEPS].tolist()
 
     def step(self, grads: Mapping[str, Tensor], clients: Sequence[int] | None = None) -> None:
@@ -76,7 +83,8 @@ class Optimizer:
         names = list(grads)
 
         def pick(tensors: list[Tensor]) -> list[Tensor]:
-            return tensors if together else [t[k] for t in tensors for k in members]
+            rows: Iterable[int | slice] = self.blocks if together else members
+            return [tensor[row] for tensor in tensors for row in rows]
 
         params = pick([self.params[name].detach() for name in names])
         gradients = pick([grads[name].contiguous() for name in names])
@@ -84,7 +92,8 @@ class Optimizer:
             if self.spec.kind == "sgd":
                 self._sgd(params, gradients, pick(self._slot("momentum", names)))
             else:
-                counts = [self._counts[0]] if together else [self._counts[k] for k in members]
+                first = [self._counts[0]] * len(self.blocks)
+                counts = first if together else [self._counts[k] for k in members]
                 self._adam(
                     params,
                     gradients,

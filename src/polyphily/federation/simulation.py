@@ -6,11 +6,12 @@ each federation has a server state of its own.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from polyphily.graphs.random import derive, generator
 from polyphily.methods.base import Method, State, Uploads
 from polyphily.nn.backbones import Backbone, Shape
 from polyphily.nn.sparse import flat
+
+ACTIVATIONS = 16  # numbers kept per node and hidden unit in a layer's forward and backward pass
 
 
 def train_locally(
@@ -123,6 +126,7 @@ class Simulation:
         keys = [(f.seed, k) for f in self.federations for k in range(len(f.clients))]
         graphs = [graph for f in self.federations for graph in f.clients]
         self.cohort = Cohort(graphs, keys, len(first.classes), device=self.device, dtype=self.dtype)
+        self.memory_budget = free_memory(self.device) // 2
         self.starts = [0, *np.cumsum([len(f.clients) for f in self.federations]).tolist()]
         assert settings.lr is not None
         assert settings.optimizer is not None
@@ -254,15 +258,13 @@ class Simulation:
         )
 
     def _train(self, active: Sequence[int], downloads: Message) -> tuple[Message, Message, Tensor]:
+        if not active:
+            return {}, {}, torch.zeros(0)
         steps = self._steps(active)
-        everyone = len(active) == len(self.cohort)
-        groups = [range(len(active))]
-        if self.settings.engine == "sequential":
-            groups = [range(i, i + 1) for i in range(len(active))]
         results = []
-        for group in groups:
+        for group in self._groups(active):
             members = [active[i] for i in group]
-            whole = everyone and len(members) == len(self.cohort)
+            whole = len(members) == len(self.cohort)
             results.append(
                 train_locally(
                     self.method,
@@ -279,6 +281,30 @@ class Simulation:
             return results[0]
         uploads, memories, losses = zip(*results, strict=True)
         return _stack(uploads), _stack(memories), torch.cat(losses)
+
+    def _groups(self, active: Sequence[int]) -> list[range]:
+        """Which clients train together: all, or as many as memory allows; one by one if asked.
+
+        Who trains beside a client changes its numbers by rounding at the most, and the time.
+        """
+        if self.settings.engine == "sequential":
+            return [range(i, i + 1) for i in range(len(active))]
+        groups, start, used = [], 0, 0
+        for i, client in enumerate(active):
+            need = self._bytes_to_train(client)
+            if i > start and used + need > self.memory_budget:
+                groups.append(range(start, i))
+                start, used = i, 0
+            used += need
+        return [*groups, range(start, len(active))]
+
+    def _bytes_to_train(self, client: int) -> int:
+        """A rough count for one client: activations with gradients, weights with moments."""
+        graph, settings = self.cohort.graphs[client], self.settings
+        numbers = ACTIVATIONS * settings.layers * (settings.hidden or 1) * graph.num_nodes
+        numbers += graph.edges.shape[1] * settings.layers * ACTIVATIONS // 2
+        numbers += 6 * sum(p.numel() for p in self.network.parameters())
+        return int(numbers * self.dtype.itemsize)
 
     def _keep(self, active: Sequence[int], memory: Message, finite: Sequence[bool]) -> None:
         """Stores the memories of the clients whose update was accepted; the rest keep theirs."""
@@ -343,6 +369,18 @@ class Simulation:
             }
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device; without bound where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+        return 1024 * int(free)
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
 def network_shape(settings: Settings, features: int, classes: int) -> Shape:
     assert settings.hidden is not None
     assert settings.dropout is not None
@@ -370,14 +408,3 @@ def _finite(uploads: Message, losses: Tensor) -> list[bool]:
         fine &= torch.isfinite(flat(tensor)).all(dim=1)
     found: list[bool] = fine.tolist()
     return found
-
-
-Progress = Callable[[dict[str, Any]], None]
-
-
-def rounds(simulation: Simulation) -> Iterator[RoundReport]:
-    """Advances until the settings' number of rounds is reached or every client has stopped."""
-    while simulation.round < simulation.settings.rounds:
-        if len(simulation.stopped) == len(simulation.cohort):
-            return
-        yield simulation.advance()

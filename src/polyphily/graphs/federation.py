@@ -99,7 +99,10 @@ def load(
     if normalize not in NORMALIZATIONS:
         raise unknown("normalization", normalize, NORMALIZATIONS)
     collection, kind, metric, usual = _collect(dataset, seed, clients, root)
-    name, options, saved = _partition_request(partition, natural=collection.natural)
+    natural = collection.natural and (partition is None or len(collection.graphs) > 1)
+    name, options, saved = _partition_request(partition, natural=natural)
+    if name != NATURAL:  # a single graph may be divided
+        collection = replace(collection, natural=natural)
     if not collection.natural and clients is None and saved is None and name != "louvain-min":
         clients = usual
     wanted = splits.parse(split) if split is not None else None
@@ -187,7 +190,7 @@ def _collect(
     if _is_path(dataset):
         path = Path(dataset).expanduser()
         collection = replace(files.read(path), name=str(path.resolve()))
-        return collection, "files", "accuracy", len(collection.graphs)
+        return collection, "files", "accuracy", 10
     collection = datasets.read(str(dataset), root=root, seed=seed, clients=clients)
     info = datasets.find(str(dataset).partition(":")[0])
     return (

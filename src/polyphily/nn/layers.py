@@ -123,10 +123,10 @@ class ACMConv(nn.Module):
         smooth_low, smooth_high = (cohort.random_walk @ torch.cat([low, high], dim=1)).chunk(2, 1)
         own = matmul(x, self.weight_self, cohort)
         messages = [smooth_low.relu(), (high - smooth_high).relu(), own.relu()]
-        attend = self.attend.split(1, dim=2)
+        attend = torch.split(self.attend, 1, dim=2)
         product = cohort.segments.matmul
         scores = [product(m, a) for m, a in zip(messages, attend, strict=True)]
         mixed = product(torch.cat(scores, dim=1).sigmoid(), self.mix) / self.channels
-        weights = (self.channels * mixed.softmax(dim=1)).split(1, dim=1)
+        weights = torch.split(self.channels * mixed.softmax(dim=1), 1, dim=1)
         low, high, own = (w * m for w, m in zip(weights, messages, strict=True))
         return low + high + own

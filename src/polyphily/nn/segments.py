@@ -85,8 +85,6 @@ class Segments:
 
     def expand(self, per_client: Tensor) -> Tensor:
         """Each client's value at each of its rows, `[clients, …] -> [rows, …]`."""
-        if len(self) == 1:
-            return per_client.expand(self.rows, *per_client.shape[1:])
         expanded = self.membership.transposed @ flat(per_client)
         return expanded.view(self.rows, *per_client.shape[1:])
 
