@@ -258,3 +258,17 @@ def test_a_taken_client_draws_as_it_does_in_the_cohort() -> None:
         ones = torch.ones(part.num_nodes, 3)
         drawn = part.draws(6).dropout(ones, 0.5, part.segments.pointers)
         assert torch.equal(drawn, torch.cat([together[k] for k in members]))
+
+
+def test_what_is_computed_once_is_kept_per_cohort_and_key() -> None:
+    cohort = random_cohort([4, 5])
+    calls: list[int] = []
+
+    def count(of: Cohort) -> int:
+        calls.append(len(of))
+        return sum(calls)
+
+    assert cohort.once("a", count) == cohort.once("a", count) == 2
+    assert cohort.once(("a", 1), count) == 4
+    assert cohort.take([1]).once("a", count) == 5
+    assert calls == [2, 2, 1]

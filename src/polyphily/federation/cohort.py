@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,6 +18,7 @@ from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
 
 Key: TypeAlias = tuple[int, int]
+T = TypeVar("T")
 
 
 class Cohort:
@@ -50,6 +51,7 @@ class Cohort:
         self.dtype = dtype
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
         self._taken: dict[tuple[int, ...], Cohort] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -89,6 +91,16 @@ class Cohort:
         lengths = [len(list(run)) for _, run in groupby(seed for seed, _ in self.keys)]
         ends = [0, *np.cumsum(lengths).tolist()]
         return tuple(slice(a, b) for a, b in pairwise(ends))
+
+    def once(self, key: Hashable, make: Callable[[Cohort], T]) -> T:
+        """What `make` computes from this cohort, computed on first use and kept: node statistics,
+        propagated features, kinds of edges. Anything per node belongs here; what a client must keep
+        from round to round belongs in its memory.
+        """
+        if key not in self._kept:
+            self._kept[key] = make(self)
+        kept: T = self._kept[key]
+        return kept
 
     def draws(self, round_index: int) -> Draws:
         return Draws(self.keys, round_index, self.device)
