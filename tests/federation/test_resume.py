@@ -153,8 +153,8 @@ def start(method: str, folder: Path) -> None:
 
 
 @contextmanager
-def killed_at(round_index: int, luck: random.Random) -> Iterator[None]:
-    """Within, a run dies once this round is recorded; checkpoints are written only now and then."""
+def killed_at(round_index: int, luck: random.Random, share: float = 0.4) -> Iterator[None]:
+    """Within, a run dies once this round is recorded; a share of the rounds has a checkpoint."""
     append = RunFolder.append
 
     def append_and_die(self: RunFolder, record: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def killed_at(round_index: int, luck: random.Random) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "append", append_and_die)
-        patch.setattr(RunFolder, "checkpoint_due", lambda self: luck.random() < 0.4)
+        patch.setattr(RunFolder, "checkpoint_due", lambda self: luck.random() < share)
         with pytest.raises(Killed):
             yield
 
@@ -191,7 +191,7 @@ def test_stopping_early_is_remembered(
     at = next(r for r, count in enumerate(selected, start=1) if count < 4)  # some have stopped
     assert at < len(selected)
     monkeypatch.setattr(sys, "argv", ["polyphily", *arguments, str(tmp_path / "killed")])
-    with killed_at(at, random.Random(2)):
+    with killed_at(at, random.Random(2), share=1):
         main()
     assert cli("run", "--resume", tmp_path / "killed") == 0
     assert_same_run(tmp_path / "killed", tmp_path / "whole")

@@ -681,9 +681,6 @@ class OneSeedFails(FedAvg):
         }
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the servers of the seeds before the failing one have aggregated already"
-)
 def test_when_one_seed_fails_the_others_keep_the_round_before(tmp_path: Path) -> None:
     federations = [tiny(seed=seed) for seed in (0, 1)]
     OneSeedFails.name = "one-seed-fails"

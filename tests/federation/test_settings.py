@@ -32,6 +32,7 @@ BOUNDS: dict[str, tuple[list[float], list[float]]] = {
     "failures": ([0.0, 0.5, 0.999], [-0.1, 1.0]),
     "evaluate_every": ([1, 50], [0, -1]),
     "patience": ([0, 20], [-1]),
+    "threads": ([0, 1, 1024], [-1, 1025]),
 }
 CHOICES = {
     "engine": ["stacked", "sequential"],

@@ -366,7 +366,14 @@ def test_own_masks_are_chosen_by_the_seed_and_asked_for_only_where_there_are_any
     for seed in range(3):
         for client, one in zip(load(graphs, seed=seed).clients, graphs, strict=True):
             np.testing.assert_array_equal(parts_of(client.masks), parts_of(one.own_masks[seed % 2]))
-    assert "has none" in refusal(random_graphs([12, 12]), split="own")
+    bare = [replace(one, masks=None) for one in random_graphs([12, 12])]
+    assert "has none" in refusal(bare, split="own")
+
+
+def test_masks_set_on_graphs_in_memory_are_their_own_split() -> None:
+    graphs = random_graphs([12, 12])
+    for client, one in zip(load(graphs).clients, graphs, strict=True):
+        np.testing.assert_array_equal(parts_of(client.masks), parts_of(one.masks))
 
 
 @pytest.mark.parametrize(
@@ -475,7 +482,7 @@ def test_a_datasets_name_wins_over_a_folder_of_that_name(
 ) -> None:
     monkeypatch.chdir(sites.parent)
     sites.rename(sites.parent / "csbm")
-    assert load("csbm:nodes=20,features=4", clients=2).kind == "synthetic"
+    assert load("csbm", clients=2).kind == "synthetic"
     assert load("./csbm").kind == "files"
     assert load(Path("csbm")).kind == "files"
     (sites.parent / "csbm").rename(sites.parent / "hospitals")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyphily.cli import options
-from polyphily.errors import UserError
+from polyphily.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from polyphily.federation.run import Execution
@@ -83,24 +84,34 @@ def run(
 def compare(
     methods: Annotated[list[str], typer.Argument(help="The methods to compare, in order.")],
     config: Config = None,
+    set_: Set = None,
     out: Out = None,
     as_json: AsJson = False,
     **values: Any,
 ) -> None:
-    """Train the same federation with several methods and set them side by side."""
+    """Train the same federation with several methods and set them side by side.
+
+    A hyperparameter given with --set goes to the methods that have it.
+    """
     from polyphily.cli import terminal
     from polyphily.methods.base import find
 
     names = [find(name).name for name in methods]
     if len(set(names)) < len(names):
         raise UserError("compare: a method is named twice")
-    request = options.gather(None, values, [], config)
+    request = options.gather(None, values, set_ or [], config)
+    known = {name: set(find(name).hyperparameters()) for name in names}
+    for given in request.hyperparameters:
+        if not any(given in own for own in known.values()):
+            raise unknown("hyperparameter", given, set().union(*known.values()))
     federations, seconds = _load(request)
     folder = out or _new_folder("compare", federations[0])
     terminal.notes(federations[0].notes)
     summaries = []
     for name in names:
-        execution = _prepare(name, request, federations, seconds, folder / name)
+        own = {k: v for k, v in request.hyperparameters.items() if k in known[name]}
+        asked = dataclasses.replace(request, hyperparameters=own)
+        execution = _prepare(name, asked, federations, seconds, folder / name)
         summaries.append(_go(execution, 0))
     if as_json:
         typer.echo(json.dumps({summary["method"]: summary for summary in summaries}))
@@ -114,7 +125,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on ten synthetic clients whose homophily runs from 0.1 to 0.9."""
-    compare(list(DEMO_METHODS), None, out, as_json, rounds=rounds, **DEMO_DATA)
+    compare(list(DEMO_METHODS), None, None, out, as_json, rounds=rounds, **DEMO_DATA)
 
 
 def _load(request: options.Request) -> tuple[list[Federation], float]:

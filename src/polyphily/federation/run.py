@@ -9,7 +9,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +35,7 @@ from polyphily.methods import base as methods
 from polyphily.methods.base import Method
 
 Progress = Callable[[dict[str, Any]], None]
-MOMENTS = ("final", "last5", "best_val")
+SMALL = 300_000  # nodes times hidden units below which one thread is the better choice
 DEVICES = ("cpu", "cuda")
 VIEW_OF = {"global": "received", "personal": "trained"}
 
@@ -123,6 +124,17 @@ def run(
     return execution.go(progress)
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Sets torch's number of threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Execution:
     """A run in progress: simulation, tracker and folder."""
 
@@ -178,6 +190,15 @@ class Execution:
 
     def go(self, progress: Progress | None = None) -> Result:
         """Runs to the end and writes what a run leaves behind."""
+        with threads(self.settings.threads or self._usual_threads()):
+            return self._go(progress)
+
+    def _usual_threads(self) -> int:
+        """One thread for small cohorts: more would wait for each other more than they work."""
+        work = self.simulation.cohort.num_nodes * (self.settings.hidden or 1)
+        return 1 if work < SMALL else torch.get_num_threads()
+
+    def _go(self, progress: Progress | None) -> Result:
         simulation, settings = self.simulation, self.settings
         try:
             while simulation.round < settings.rounds:

@@ -40,6 +40,7 @@ class Settings:
         engine: "stacked", or "sequential" (one client after another: the reference).
         device: "cpu" or "cuda".
         dtype: "float32" or "float64".
+        threads: of the CPU; 0 takes one for small graphs and all cores otherwise.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         patience: evaluations without a better validation score before stopping; 0 never stops.
         selection: whose validation score picks the best round: "federation", "client" (each its
@@ -67,6 +68,7 @@ class Settings:
     engine: str = "stacked"
     device: str = "cpu"
     dtype: str = "float32"
+    threads: int = 0
     evaluate_every: int = 1
     patience: int = 0
     selection: str = "method"
@@ -125,6 +127,7 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
     "failures": _SHARE,
     "evaluate_every": (1, _ANY, "at least 1"),
     "patience": (0, _ANY, "at least 0"),
+    "threads": (0, 1024, "0 to 1024"),
 }
 
 

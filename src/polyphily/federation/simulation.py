@@ -180,22 +180,21 @@ class Simulation:
         downloads = self._download([ks for _, _, ks in plan])
         uploads, memory, losses = self._train(active, downloads)
         finite = _finite(uploads, losses)
-        refused: list[list[int]] = []
-        position = 0
-        for s, (_, _, ks) in enumerate(plan):
-            rows = range(position, position + len(ks))
-            position += len(ks)
-            good = [row for row in rows if finite[row]]
-            refused.append([ks[row - rows.start] for row in rows if not finite[row]])
-            if ks and not good:
+        counts = [len(ks) for _, _, ks in plan]
+        ends = np.cumsum([0, *counts]).tolist()
+        good = [[row for row in range(a, b) if finite[row]] for a, b in pairwise(ends)]
+        for s, count in enumerate(counts):
+            if count and not good[s]:
                 raise TrainingError(
                     f"round {self.round + 1}: the update of every client was not finite "
-                    f"({len(ks)} clients, seed {self.federations[s].seed}). The last good model is "
+                    f"({count} clients, seed {self.federations[s].seed}). The last good model is "
                     "that of the round before. A smaller --lr or --clip 1.0 usually mends this."
                 )
-            if good:
-                clients = tuple(ks[row - rows.start] for row in good)
-                tensors = {n: t if len(good) == len(t) else t[good] for n, t in uploads.items()}
+        up, down = payload(uploads), [self._bytes_down(s) for s in range(len(plan))]
+        for s, rows in enumerate(good):
+            if rows:
+                clients = tuple(plan[s][2][row - ends[s]] for row in rows)
+                tensors = {n: t if len(rows) == len(t) else t[rows] for n, t in uploads.items()}
                 rng = generator(self.federations[s].seed, f"server/{self.round}")
                 self.states[s] = self.method.aggregate(
                     self.states[s], Uploads(clients, tensors), rng
@@ -205,19 +204,25 @@ class Simulation:
             torch.cuda.synchronize(self.device)
         self.round += 1
         loss = losses.tolist()
-        counts = [len(ks) for _, _, ks in plan]
-        ends = np.cumsum([0, *counts]).tolist()
-        up, down = payload(uploads), payload(downloads)
         return RoundReport(
             round=self.round,
             seconds=time.perf_counter() - began,
             loss=[float(np.mean(loss[a:b])) if b > a else None for a, b in pairwise(ends)],
             selected=[chosen for chosen, _, _ in plan],
             failed=[lost for _, lost, _ in plan],
-            refused=refused,
+            refused=[
+                [k for row, k in enumerate(ks, start) if not finite[row]]
+                for start, (_, _, ks) in zip(ends, plan, strict=False)
+            ],
             bytes_up=[up * n for n in counts],
-            bytes_down=[down * len(chosen) for chosen, _, _ in plan],
+            bytes_down=[
+                size * len(chosen) for size, (chosen, _, _) in zip(down, plan, strict=True)
+            ],
         )
+
+    def _bytes_down(self, s: int) -> int:
+        """What the server of federation `s` sends to one client now."""
+        return payload(self.method.download(self.states[s], [0]))
 
     def _plan(self, s: int) -> tuple[list[int], list[int], list[int]]:
         """Who is selected, who fails to answer, and who answers, in federation `s`."""
@@ -405,6 +410,6 @@ def _finite(uploads: Message, losses: Tensor) -> list[bool]:
     """Which clients sent finite numbers only (the loss stands in where nothing is sent)."""
     fine = torch.isfinite(losses)
     for tensor in uploads.values():
-        fine &= torch.isfinite(flat(tensor)).all(dim=1)
+        fine &= torch.isfinite(flat(tensor).sum(dim=1, dtype=torch.float64))  # NaN and inf stay
     found: list[bool] = fine.tolist()
     return found

@@ -172,7 +172,7 @@ def _collect(
     if isinstance(dataset, Collection):
         return dataset, "files", "accuracy", 10
     if not isinstance(dataset, str | Path):
-        graphs = tuple(dataset)
+        graphs = tuple(_with_own_masks(graph) for graph in dataset)
         if not graphs:
             raise UserError("no graph was given")
         count = 1 + max(int(graph.labels.max(initial=0)) for graph in graphs)
@@ -203,6 +203,13 @@ def _collect(
 
 def _client_name(client: int, clients: int) -> str:
     return f"client-{client:0{len(str(clients - 1))}d}"
+
+
+def _with_own_masks(graph: Graph) -> Graph:
+    """A graph in memory whose masks are set brings its own split."""
+    if graph.masks is None or graph.own_masks:
+        return graph
+    return replace(graph, own_masks=(graph.masks,))
 
 
 def _is_path(dataset: str | Path) -> bool:
