@@ -149,6 +149,7 @@ class Execution:
         began = time.perf_counter()
         first = federations[0]
         _check_together(federations)
+        settings = dataclasses.replace(settings, backbone=settings.backbone or method.backbone)
         settings = fill(settings, first.kind, first.metric, dense=first.dense)
         settings.check()
         if settings.metric == "auc" and len(first.classes) != 2:
@@ -172,11 +173,16 @@ class Execution:
             settings.metric or "accuracy",
             per_client=selection == "client",
             view=self.view,
-            one_model=method.evaluated == "global",
+            one_model=method.evaluated == "global" and self._all_shared(),
         )
         self.selection = selection
         self.reports: list[dict[str, Any]] = []
         self.setup_seconds = loading_seconds + time.perf_counter() - began
+
+    def _all_shared(self) -> bool:
+        """Whether a federation has one model: clients keep no part of theirs to themselves."""
+        network = self.simulation.network
+        return all(self.method.shares(network, n) for n, _ in network.named_parameters())
 
     def config(self) -> dict[str, Any]:
         """Everything needed to run again, for `config.toml`."""

@@ -409,7 +409,11 @@ def _stack(messages: Sequence[Message]) -> Message:
 def _finite(uploads: Message, losses: Tensor) -> list[bool]:
     """Which clients sent finite numbers only (the loss stands in where nothing is sent)."""
     fine = torch.isfinite(losses)
-    for tensor in uploads.values():
-        fine &= torch.isfinite(flat(tensor).sum(dim=1, dtype=torch.float64))  # NaN and inf stay
+    for tensor in uploads.values():  # NaN and infinity stay in a sum, and a sum is cheap
+        fine &= torch.isfinite(flat(tensor).sum(dim=1))
+    if not fine.all():  # a sum may also be too large: look at every number
+        fine = torch.isfinite(losses)
+        for tensor in uploads.values():
+            fine &= torch.isfinite(flat(tensor)).all(dim=1)
     found: list[bool] = fine.tolist()
     return found

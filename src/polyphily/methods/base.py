@@ -69,6 +69,7 @@ class Method(LossAndGradient):
     cite: ClassVar[str] = ""
     evaluated: ClassVar[Literal["global", "personal"]] = "global"
     selection: ClassVar[Literal["federation", "client"]] = "federation"
+    backbone: ClassVar[str | None] = None  # what the method is made for, if the user names none
 
     # At the clients --------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""How clients' graphs differ: pure functions of host graphs."""
