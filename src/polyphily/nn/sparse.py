@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+CACHED = 8192  # entries whose rows are gathered at a time on a CPU
 LARGE = 1_000_000  # entries above which cuSPARSE beats embedding_bag on a GPU
 
 
@@ -161,6 +162,17 @@ def _multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense:
     return bags[0]
 
 
+def _at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
+    """left · right^T at the entries of a pattern, in blocks that stay in the cache."""
+    block = CACHED if not left.is_cuda else max(matrix.nnz, 1)
+    out = left.new_empty(matrix.nnz)
+    for start in range(0, matrix.nnz, block):
+        part = slice(start, start + block)
+        rows, cols = matrix.row[part], matrix.col_long[part]
+        torch.sum(left[rows] * right[cols], dim=1, out=out[part])
+    return out
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: SparseMatrix, value: Tensor | None, dense: Tensor) -> Tensor:
@@ -174,7 +186,7 @@ class _Product(torch.autograd.Function):
         grad_value = grad_dense = None
         if ctx.needs_input_grad[1]:
             (dense,) = ctx.saved_tensors
-            grad_value = (grad[matrix.row] * dense[matrix.col_long]).sum(dim=1)
+            grad_value = _at_entries(matrix, grad, dense)
         if ctx.needs_input_grad[2]:
             grad_dense = _multiply(
                 matrix.crow_t, matrix.col_t, matrix.value_t, matrix.shape[1], grad
