@@ -1,0 +1,315 @@
+"""FedGSP: clients share low-frequency and complement high-frequency properties of their spectra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from polyphily.federation.cohort import Cohort
+from polyphily.federation.local import Local, Message, as_model
+from polyphily.federation.optimizers import Optimizer, clipped
+from polyphily.methods.base import Method, State, Uploads, parameter, register
+from polyphily.nn.backbones import Backbone, Output, Shape
+from polyphily.nn.sparse import flat
+from polyphily.nn.unifilter import UniFilter, client_bases, principal_directions
+
+COEFFICIENTS = "coefficients"
+HOMOPHILY, HETEROPHILY = "homophily", "heterophily"  # the vectors p and q
+STRENGTH, LAST, HEARD, KNOWN = "strength", "last/", "heard", "known"
+TINY = 1e-10  # added to e_l, so that it can be divided by
+SETTLED = 1e-9  # largest change of W by which the alternation counts as settled
+
+
+# Collaboration strengths (Section V-B) -----------------------------------------------------------
+
+
+def attention(vectors: Tensor, strength: Tensor, floor: float) -> Tensor:
+    """r on the simplex with r_l proportional to 1/e_l, e_l = p_l^T L p_l, Eq. (11) and (12).
+
+    L is the Laplacian of the symmetrised W. `floor` times the mean of e is added to every e_l.
+
+    Args:
+        vectors: one row per client, `[M, d]`.
+        strength: W, `[M, M]`.
+        floor: 0 is the paper's form, in which a dimension on which all clients agree takes it all.
+    """
+    both = (strength + strength.T) / 2
+    laplacian = torch.diag(both.sum(dim=1)) - both
+    e = (vectors * (laplacian @ vectors)).sum(dim=0).clamp(min=0)
+    inverse = (e + floor * e.mean() + TINY).reciprocal()
+    return inverse / inverse.sum()
+
+
+def squared_distances(x: Tensor) -> Tensor:
+    """||x_i - x_j||^2 of all pairs of rows."""
+    squares = x.square().sum(dim=1)
+    found = (squares.unsqueeze(1) + squares - 2 * x @ x.T).clamp(min=0)
+    return found.fill_diagonal_(0)
+
+
+def nearest_on_simplex(t: Tensor, gamma: float) -> Tensor:
+    """Each row's minimiser of sum_j (t_ij w_ij + gamma w_ij^2) on the simplex, Eq. (14) to (16).
+
+    w_ij = (h_ij - b_i)_+, and Newton's method finds b_i from below: f(b) = mean_j (b-h_ij)_+ - b is
+    convex and piecewise linear, so that it ends in at most M steps.
+    """
+    size = t.shape[1]
+    h = 1 / size - t / (2 * gamma) + t.sum(dim=1, keepdim=True) / (2 * size * gamma)
+    b = torch.zeros_like(h[:, :1])
+    for _ in range(size):
+        value = (b - h).clamp(min=0).mean(dim=1, keepdim=True) - b
+        slope = (h < b).to(h.dtype).mean(dim=1, keepdim=True) - 1
+        b = b - value / slope
+    w = (h - b).clamp(min=0)
+    return w / w.sum(dim=1, keepdim=True)  # rounding only
+
+
+def same_for_everybody(strength: Tensor) -> Tensor:
+    """W with its mean self-weight for each client and the rest of a row shared out equally."""
+    size = len(strength)
+    own = strength.diagonal().mean()
+    rest = (1 - own) / max(size - 1, 1)
+    return torch.full_like(strength, float(rest)).fill_diagonal_(float(own))
+
+
+# The method --------------------------------------------------------------------------------------
+
+
+@register("fedgsp", cite="Yu, Homophily Heterogeneity Matters in Graph Federated Learning, 2025")
+@dataclass(frozen=True)
+class FedGSP(Method):
+    """Personal models: coefficients averaged order by order, the MLP once, each by its own W.
+
+    Clients train a UniFilter, Z = sum_k W^k ∘ (tau H^k + (1-tau) U^k) and an MLP on Z, whatever the
+    backbone asked for; two classes have two logits, as everywhere here. They send the first t
+    right singular vectors of each basis, p^k of H^k and q^k of U^k; the paper's left ones have a
+    length that differs between clients. For every order, and for the MLP with p = [p^0 … p^K], the
+    server alternates R, S and W to minimise
+
+        sum_ij (||R p_i - R p_j||^2 - ||S q_i - S q_j||^2) w_ij + gamma w_ij^2,
+
+    rows of W, and the diagonals of R and S, on the simplex. The bases are static, so the vectors
+    are: the server solves when it hears from new clients and keeps W otherwise.
+
+    A client that does not answer is present by the model that it sent last. One whose vectors the
+    server does not have receives the plain mean of the models that were sent.
+    """
+
+    evaluated = "personal"
+    selection = "client"
+
+    order: int = parameter(10, "highest order of the bases", symbol="K")
+    tau: float = parameter(0.95, "share of the homophily bases in the mixture", symbol="τ")
+    vectors: int = parameter(3, "singular vectors that are sent of each basis", symbol="t")
+    gamma: float = parameter(1.0, "weight of w_ij^2: the larger, the more even is W", symbol="γ")
+    sharing: float = parameter(
+        1.0, "weight of the homophily distances; 1 in the paper, 0 turns sharing off"
+    )
+    complementing: float = parameter(
+        1.0, "weight of the heterophily distances; 1 in the paper, 0 turns complementing off"
+    )
+    scale: str = parameter(
+        "terms",
+        "what is brought to unit range before the W step: the distances of each kind (terms), "
+        "their difference t_ij (range), or nothing (none: the paper, whose W is all but even)",
+        choices=("terms", "range", "none"),
+    )
+    floor: float = parameter(
+        1.0,
+        "share of the mean e_l that is added to each: bounds the attention of dimensions on which "
+        "clients agree; 0 in the paper",
+    )
+    strengths: str = parameter(
+        "spectral",
+        "spectral: the W of the method; control: everybody has the mean self-weight of that W, and "
+        "the rest is shared out equally",
+        choices=("spectral", "control"),
+    )
+    sweeps: int = parameter(20, "alternations of R, S and W at most, when new vectors came")
+    exchange: int = parameter(
+        15, "rounds, from the first, in which clients send their singular vectors; the paper: all"
+    )
+    coefficients: str = parameter(
+        "feature",
+        "one coefficient per order and feature, or one per order",
+        symbol="W^k",
+        choices=("feature", "order"),
+    )
+    coefficient_lr: float = parameter(
+        0.05, "learning rate of the coefficients; that of the MLP is the run's"
+    )
+    coefficient_weight_decay: float = parameter(
+        0.0, "weight decay of the coefficients; that of the MLP is the run's"
+    )
+
+    # At the clients --------------------------------------------------------------------------
+
+    def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            per_feature = self.coefficients == "feature"
+            return UniFilter(shape, self.order, self.tau, per_feature=per_feature)
+
+    def shares(self, network: Backbone, parameter: str) -> bool:
+        return True
+
+    @property
+    def _kinds(self) -> dict[str, float]:
+        """Which vectors matter, and the weight of each kind in the objective."""
+        signed = {HOMOPHILY: self.sharing, HETEROPHILY: -self.complementing}
+        return {name: weight for name, weight in signed.items() if weight}
+
+    def remember(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
+        """The vectors p^0 … p^K and q^0 … q^K of every client, `[clients, K+1, t F]`."""
+        if not self._kinds:
+            return {}
+        shape = (len(cohort), self.order + 1, self.vectors * cohort.num_features)
+        kept = {name: torch.zeros(shape, dtype=cohort.dtype) for name in self._kinds}
+        for client, (_, orders) in enumerate(client_bases(cohort, self.order)):
+            for k, pair in enumerate(orders):
+                for name, basis in zip((HOMOPHILY, HETEROPHILY), pair, strict=True):
+                    if name in kept:
+                        top = principal_directions(basis, self.vectors)
+                        kept[name][client, k] = torch.from_numpy(top.ravel())
+        return {name: vectors.to(cohort.device) for name, vectors in kept.items()}
+
+    def loss(self, local: Local) -> Tensor:
+        """Cross-entropy, Eq. (3) and (4), computed at train nodes alone."""
+        cohort = local.cohort
+        output: Output = functional_call(local.network, local.params, (cohort, local.draws, True))
+        return local.train_mean(
+            F.cross_entropy(output.logits, cohort.train_labels, reduction="none")
+        )
+
+    def train(self, local: Local) -> None:
+        """Full-batch steps; coefficients and MLP have a learning rate and a decay each."""
+        run = local.optimizer
+        specs = {
+            True: replace(
+                run, lr=self.coefficient_lr, weight_decay=self.coefficient_weight_decay, clip=0.0
+            ),
+            False: replace(run, clip=0.0),
+        }
+        groups = {
+            kind: {n: p for n, p in local.params.items() if (n == COEFFICIENTS) == kind}
+            for kind in specs
+        }
+        steppers = {
+            kind: Optimizer(spec, groups[kind], local.memory, local.cohort.blocks)
+            for kind, spec in specs.items()
+        }
+        total = local.cohort.num_train.new_zeros(len(local.cohort))
+        for step in range(max(local.steps)):
+            going = [k for k, limit in enumerate(local.steps) if step < limit]
+            loss = self.loss(local)
+            names, values = zip(*local.params.items(), strict=True)
+            found = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
+            grads = dict(zip(names, found, strict=True))
+            if run.clip:
+                grads = clipped(grads, run.clip)
+            for kind, stepper in steppers.items():
+                stepper.step({n: grads[n] for n in groups[kind]}, going)
+            total[going] += loss.detach()[going]
+        for stepper in steppers.values():
+            stepper.finish()
+        local.losses = total / torch.tensor(local.steps, device=total.device)
+
+    def upload(self, local: Local) -> Message:
+        sent = super().upload(local)
+        if local.round_index < self.exchange:
+            sent |= {name: local.memory[name] for name in self._kinds}
+        return sent
+
+    # At the server ---------------------------------------------------------------------------
+
+    def open(self, shared: Message, clients: int) -> State:
+        inputs = shared["linears.0.weight"]
+        length = self.vectors * inputs.shape[0]
+        return {
+            **{LAST + n: t.expand(clients, *t.shape).clone() for n, t in shared.items()},
+            **{n: inputs.new_zeros(clients, self.order + 1, length) for n in self._kinds},
+            STRENGTH: inputs.new_full((clients, self.order + 2, clients), 1 / clients),
+            HEARD: torch.zeros(clients, dtype=torch.bool, device=inputs.device),
+            KNOWN: torch.zeros(clients, dtype=torch.bool, device=inputs.device),
+        }
+
+    def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
+        here = list(uploads.clients)
+        after = dict(state)
+        for name, value in uploads.model.items():
+            after[LAST + name] = _with_rows(state[LAST + name], here, value)
+        everybody = torch.ones(len(here), dtype=torch.bool, device=state[HEARD].device)
+        after[HEARD] = _with_rows(state[HEARD], here, everybody)
+        came = all(name in uploads.tensors for name in self._kinds)
+        if came:
+            for name in self._kinds:
+                after[name] = _with_rows(state[name], here, uploads[name])
+            after[KNOWN] = _with_rows(state[KNOWN], here, everybody)
+        news = [n for n in (*self._kinds, HEARD, KNOWN) if not torch.equal(after[n], state[n])]
+        if news:
+            after[STRENGTH] = self._collaboration(after)
+        return after
+
+    def _collaboration(self, state: State) -> Tensor:
+        """W of every order and of the MLP, `[M, K+2, M]`: row i is how client i's model is made."""
+        heard = state[HEARD].to(state[STRENGTH].dtype)
+        found = (heard / heard.sum()).expand_as(state[STRENGTH]).clone()
+        known = state[KNOWN].nonzero().view(-1)
+        if len(known) == 0:
+            return found
+        vectors = {name: state[name][known].double() for name in self._kinds}
+        problems = [{n: v[:, k] for n, v in vectors.items()} for k in range(self.order + 1)]
+        problems.append({n: flat(v) for n, v in vectors.items()})  # Eq. (18): the MLP
+        solved = torch.stack([self.solve(problem, len(known)) for problem in problems], dim=1)
+        found[known] = 0
+        found[known.unsqueeze(1), :, known] = solved.transpose(1, 2).to(found.dtype)
+        return found
+
+    def solve(self, vectors: Message, clients: int) -> Tensor:
+        """W of Eq. (7) by alternation, from equal weights of the others.
+
+        R and S follow from W alone, so W is all there is to keep. Eq. (12) gives S as the minimiser
+        of the term that the objective wants large; it is kept as the paper states it.
+        """
+        device = next(iter(vectors.values())).device if vectors else None
+        shape = (clients, clients)
+        strength = torch.full(shape, 1 / max(clients - 1, 1), dtype=torch.float64, device=device)
+        strength = strength.fill_diagonal_(float(clients == 1))
+        for _ in range(self.sweeps):
+            t = torch.zeros_like(strength)
+            for name, weight in self._kinds.items():
+                focus = attention(vectors[name], strength, self.floor)
+                distance = squared_distances(focus * vectors[name])
+                t += weight * (_unit_range(distance) if self.scale == "terms" else distance)
+            renewed = nearest_on_simplex(_unit_range(t) if self.scale == "range" else t, self.gamma)
+            change = float((renewed - strength).abs().max())
+            strength = renewed
+            if change < SETTLED:
+                break
+        return same_for_everybody(strength) if self.strengths == "control" else strength
+
+    def download(self, state: State, clients: Sequence[int]) -> Message:
+        """Each client's own mixture of the models last sent, Eq. (17) and (19)."""
+        rows = state[STRENGTH][list(clients)]
+        last = {n.removeprefix(LAST): t for n, t in state.items() if n.startswith(LAST)}
+        mlp = rows[:, -1]
+        mixed = {n: (mlp @ flat(t)).view(len(rows), *t.shape[1:]) for n, t in last.items()}
+        mixed[COEFFICIENTS] = torch.einsum("ikj,jkf->ikf", rows[:, :-1], last[COEFFICIENTS])
+        return as_model(mixed)
+
+
+def _with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
+    changed = tensor.clone()
+    changed[list(rows)] = values
+    return changed
+
+
+def _unit_range(x: Tensor) -> Tensor:
+    spread = x.max() - x.min()
+    return x / spread if spread > 0 else x
