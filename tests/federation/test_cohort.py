@@ -22,7 +22,7 @@ from builders import (
     random_graphs,
 )
 from polyphily.federation.cohort import Cohort
-from polyphily.graphs.graph import UNLABELLED, Masks
+from polyphily.graphs.graph import UNLABELLED, Graph, Masks
 from polyphily.nn.sparse import SparseMatrix
 
 MANY = settings(max_examples=40, deadline=None)
@@ -272,3 +272,17 @@ def test_what_is_computed_once_is_kept_per_cohort_and_key() -> None:
     assert cohort.once(("a", 1), count) == 4
     assert cohort.take([1]).once("a", count) == 5
     assert calls == [2, 2, 1]
+
+
+def test_what_is_computed_of_each_graph_is_kept_in_every_cohort_with_it() -> None:
+    cohort = random_cohort([4, 5, 6])
+    seen: list[int] = []
+
+    def size(graph: Graph) -> int:
+        seen.append(graph.num_nodes)
+        return graph.num_nodes
+
+    assert cohort.take([2, 0]).of_each("size", size) == [6, 4]
+    assert cohort.of_each("size", size) == [4, 5, 6]
+    assert cohort.take([1, 2]).of_each("size", size) == [5, 6]
+    assert seen == [6, 4, 5]

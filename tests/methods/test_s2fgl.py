@@ -17,7 +17,6 @@ from polyphily.federation.local import Local, model_part
 from polyphily.federation.simulation import Simulation
 from polyphily.graphs.graph import Graph, Masks
 from polyphily.heterogeneity import pagerank
-from polyphily.methods import s2fgl
 from polyphily.methods.base import Uploads, create
 from polyphily.methods.s2fgl import S2FGL, label_centrality
 from polyphily.nn import similarity_spectrum
@@ -140,15 +139,6 @@ def test_label_centrality_of_the_paper_and_of_the_code() -> None:
     code = inverse(graph, 0.85)
     expected = (code * train).max(1) + 0.85 * code[:, train].sum(1)
     np.testing.assert_allclose(label_centrality(graph, "code", 0.85), expected, atol=1e-9)
-
-
-def test_centralities_go_with_their_graph() -> None:
-    graph = random_graph(7, seed=11)
-    label_centrality(graph, "paper", 0.15)
-    key = id(graph)
-    assert key in s2fgl._CENTRALITIES
-    del graph
-    assert key not in s2fgl._CENTRALITIES
 
 
 def test_the_most_central_nodes_are_chosen() -> None:

@@ -52,6 +52,7 @@ class Cohort:
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
         self._taken: dict[tuple[int, ...], Cohort] = {}
         self._kept: dict[Hashable, Any] = {}
+        self._own: tuple[dict[Hashable, Any], ...] = tuple({} for _ in self.graphs)
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -81,6 +82,7 @@ class Cohort:
             device=self.device,
             dtype=self.dtype,
         )
+        taken._own = tuple(self._own[k] for k in wanted)
         if wanted == tuple(range(wanted[0], wanted[0] + len(wanted))):
             self._taken[wanted] = taken
         return taken
@@ -101,6 +103,15 @@ class Cohort:
             self._kept[key] = make(self)
         kept: T = self._kept[key]
         return kept
+
+    def of_each(self, key: Hashable, make: Callable[[Graph], T]) -> list[T]:
+        """What `make` computes from each client's graph, kept as long as the client is around: a
+        cohort taken from this one, whoever is in it, does not compute it again.
+        """
+        for own, graph in zip(self._own, self.graphs, strict=True):
+            if key not in own:
+                own[key] = make(graph)
+        return [own[key] for own in self._own]
 
     def draws(self, round_index: int) -> Draws:
         return Draws(self.keys, round_index, self.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,15 +108,14 @@ class S2FGL(FedAvg):
         """The int(share · n) nodes of the largest centrality of each client, in node order."""
 
         def make(cohort: Cohort) -> tuple[Tensor, Segments]:
+            scores = cohort.of_each(
+                ("label centrality", self.centrality, self.alpha),
+                lambda graph: label_centrality(graph, self.centrality, self.alpha),
+            )
             chosen = []
-            for graph, start in zip(cohort.graphs, cohort.segments.pointers, strict=False):
-                count = min(max(int(share * graph.num_nodes + 1e-9), least), graph.num_nodes)
-                if count < graph.num_nodes:
-                    score = label_centrality(graph, self.centrality, self.alpha)
-                    best = np.sort(np.argsort(-score, kind="stable")[:count])
-                else:
-                    best = np.arange(count)
-                chosen.append(start + best)
+            for score, start in zip(scores, cohort.segments.pointers, strict=False):
+                count = min(max(int(share * len(score) + 1e-9), least), len(score))
+                chosen.append(start + np.sort(np.argsort(-score, kind="stable")[:count]))
             rows = Segments(tuple(len(nodes) for nodes in chosen), cohort.device)
             return torch.from_numpy(np.concatenate(chosen)).to(cohort.device), rows
 
@@ -256,24 +254,8 @@ class S2FGL(FedAvg):
         return {**super().download(state, clients), **to_each(repository, clients)}
 
 
-_CENTRALITIES: dict[int, dict[tuple[str, float], FloatArray]] = {}
-
-
 def label_centrality(graph: Graph, form: str, alpha: float) -> FloatArray:
-    """The structure-aware label centrality of every node (Eq. 3), kept as long as the graph lives.
-
-    Kept by graph and not by cohort only: with partial participation every round has a new cohort.
-    """
-    if id(graph) not in _CENTRALITIES:
-        _CENTRALITIES[id(graph)] = {}
-        weakref.finalize(graph, _CENTRALITIES.pop, id(graph))
-    kept = _CENTRALITIES[id(graph)]
-    if (form, alpha) not in kept:
-        kept[form, alpha] = _label_centrality(graph, form, alpha)
-    return kept[form, alpha]
-
-
-def _label_centrality(graph: Graph, form: str, alpha: float) -> FloatArray:
+    """The structure-aware label centrality of every node (Eq. 3)."""
     assert graph.masks is not None, f"{graph.name}: no split was drawn"
     train = graph.masks.train
     if form == "paper":  # Eq. 4-5: tau = 1 for all nodes; self-loops where labels spread
