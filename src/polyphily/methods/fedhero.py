@@ -1,0 +1,272 @@
+"""FedHERO: a shared structure learner gives every client a latent graph beside its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from polyphily.errors import UserError, unknown
+from polyphily.federation.cohort import Cohort
+from polyphily.federation.local import Local, Message
+from polyphily.graphs.random import generator
+from polyphily.methods.base import State, Uploads, parameter, register
+from polyphily.methods.fedavg import FedAvg
+from polyphily.nn.backbones import BACKBONES, Backbone, Output, Shape
+from polyphily.nn.draws import Draws
+from polyphily.nn.latent import FeatureDistances, LatentGraph, Neighbours, width_of
+from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
+from polyphily.nn.structure import LEARNERS
+
+NEAR, NOISE, DISTANCE = "neighbours/", "noise", "distance"
+
+
+class WithLatent(Output):
+    """A backbone's output, and the latent graph it was computed on."""
+
+    latent: LatentGraph
+
+
+class DualChannel(Backbone):
+    """Projection, `shape.layers` convolutions on the given graph and on a latent one, classifier.
+
+    The backbone's name chooses the convolution: gcn, sage and acm-gcn serve both channels. Graph
+    attention and no graph at all (gat, mlp) are for the local channel, beside GCN on the latent
+    graph, whose weights are learned already; gpr-gnn has no layer of its own and stands for gcn.
+    """
+
+    def __init__(self, kind: str, shape: Shape, method: FedHERO) -> None:
+        super().__init__(shape)
+        hidden, depth = shape.hidden, range(shape.layers)
+        self.method = method
+        self.learner = LEARNERS[method.learner](shape.features, method.width, method.comparisons)
+        self.projection = Linear(shape.features, hidden)
+        both = {"sage": SAGEConv, "acm-gcn": ACMConv}.get(kind, GCNConv)
+        self.global_convs = nn.ModuleList(both(hidden, hidden) for _ in depth)
+        self.local_convs = nn.ModuleList()
+        if method.dual_channel:
+            self.local_convs.extend(_local_conv(kind, shape, both) for _ in depth)
+        self.classifier = nn.ModuleDict(
+            {
+                "ego": Linear(shape.features, shape.classes, bias=False),
+                "layers": Linear((shape.layers + 1) * hidden, shape.classes),
+            }
+        )
+
+    def forward(
+        self, cohort: Cohort, draws: Draws | None = None, known: Message | None = None
+    ) -> WithLatent:
+        """`known` is what `FedHERO.begin` computed for the round; without it all is found anew."""
+        method, known = self.method, known or {}
+        found = {n.removeprefix(NEAR): t for n, t in known.items() if n.startswith(NEAR)}
+        near, score = self.learner(cohort, method.k, Neighbours(**found) if found else None)
+        latent = LatentGraph(near, method.weigh(score, near, known.get(NOISE)), cohort.segments)
+
+        x = self.drop_input(cohort, draws)
+        z = self.drop(self.projection(x, cohort).relu(), cohort, draws)  # Z^0 = f_0(X)
+        outputs = [z]
+        # Without the dual channel one GNN is given both graphs.
+        local_convs = self.local_convs if method.dual_channel else self.global_convs
+        for given, other in zip(local_convs, self.global_convs, strict=True):
+            mixed = torch.lerp(other(z, latent), given(z, cohort), method.alpha)
+            z = self.drop(mixed.relu(), cohort, draws)  # Eq. (5)
+            outputs.append(z)
+        embedding = torch.cat(outputs, dim=1)
+        # f_c(concat(X, Z^0, …, Z^L)), Eq. (6): a product for X, which may be sparse, and one more.
+        logits = self.classifier["ego"](x, cohort) + self.classifier["layers"](embedding, cohort)
+        output = WithLatent(logits, embedding)
+        output.latent = latent
+        return output
+
+    def is_classifier(self, parameter: str) -> bool:
+        return parameter.startswith("classifier.")
+
+
+def _local_conv(kind: str, shape: Shape, usual: type[nn.Module]) -> nn.Module:
+    hidden, heads = shape.hidden, shape.heads
+    if kind == "mlp":
+        return Linear(hidden, hidden)
+    if kind != "gat":
+        return usual(hidden, hidden)
+    if hidden % heads:
+        raise ValueError(f"gat: hidden ({hidden}) must be a multiple of heads ({heads})")
+    return GATConv(hidden, hidden // heads, heads, average=False)
+
+
+@register(
+    "fedhero",
+    cite="FedHERO: A Federated Learning Approach for Node Classification Task on Heterophilic "
+    "Graphs",
+)
+@dataclass(frozen=True)
+class FedHERO(FedAvg):
+    """Z^l = relu(alpha f_loc(Z^(l-1), A) + (1-alpha) f_g(Z^(l-1), Ã)); f_g and Ã's learner travel.
+
+    Ã joins each node to the k others that a learned similarity puts first. As printed, Eq. (4)
+    makes Ã binary, which leaves the learner without a gradient: here an edge's weight is its
+    similarity, negative ones cut off, or one with the similarity's gradient (`weights`). A node is
+    never among its own k; convolutions add it with weight one and normalise by row.
+
+    The method brings its own network; the backbone's name chooses its convolutions.
+    """
+
+    evaluated = "personal"
+
+    k: int = parameter(20, "latent neighbours of a node, at most", symbol="k")
+    comparisons: int = parameter(4, "weighted cosines that the learner averages", symbol="N_H")
+    width: int = parameter(32, "width of the learner's embeddings (not in the paper)", symbol="d'")
+    alpha: float = parameter(0.2, "weight of the local channel", symbol="α")
+    smoothness: float = parameter(
+        0.1, "weight of the smoothness of features over latent edges", symbol="λ"
+    )
+    degree: float = parameter(0.1, "weight of the squared norm of the latent graph", symbol="μ")
+    scale: str = parameter(
+        "edges",
+        "what the two terms are divided by: the client's latent edges, its pairs of nodes, or "
+        "nothing (the paper: sums that outgrow the mean cross-entropy)",
+        choices=("edges", "pairs", "nothing"),
+    )
+    unit_features: bool = parameter(
+        True, "whether the smoothness compares features of length one (the paper: as they are)"
+    )
+    learner: str = parameter(
+        "weighted-cosine", "how the latent graph is learned", choices=tuple(LEARNERS)
+    )
+    latent: str = parameter(
+        "topk",
+        "whether the k nearest are the latent edges, or each of them with its similarity as "
+        "probability (the paper's second form at k = all nodes); scored at the mean",
+        choices=("topk", "bernoulli"),
+    )
+    weights: str = parameter(
+        "similarity",
+        "weight of a latent edge: its similarity, or one (Eq. 4) with the similarity's gradient",
+        choices=("similarity", "one"),
+    )
+    refresh: str = parameter(
+        "round",
+        "when neighbours are searched anew; their similarities follow the learner at every step",
+        choices=("round", "step"),
+    )
+    dual_channel: bool = parameter(
+        True, "whether the client's graph has convolutions of its own, or those of the latent one"
+    )
+    share: str = parameter(
+        "global",
+        "what travels: learner and latent convolutions (the paper), nothing, everything, or the "
+        "task model (projection, local convolutions, classifier)",
+        choices=("global", "none", "all", "task"),
+    )
+    share_projection: bool = parameter(
+        False, "whether the projection f_0 travels with the global channel", symbol="f_0"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("k", "comparisons", "width"):
+            if getattr(self, name) < 1:
+                raise UserError(f"fedhero: '{name}' must be at least 1")
+        if not 0 <= self.alpha <= 1:
+            raise UserError(f"fedhero: 'alpha' must be between 0 and 1, not {self.alpha}")
+
+    # At the clients --------------------------------------------------------------------------
+
+    def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
+        if backbone not in BACKBONES:
+            raise unknown("backbone", backbone, BACKBONES)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return DualChannel(backbone, shape, self)
+
+    def shares(self, network: Backbone, parameter: str) -> bool:
+        part = parameter.split(".")[0]
+        if self.share == "global":
+            return part in ("learner", "global_convs") or (
+                part == "projection" and self.share_projection
+            )
+        if self.share == "task":
+            shared_gnn = part == "global_convs" and not self.dual_channel
+            return part in ("projection", "local_convs", "classifier") or shared_gnn
+        return self.share == "all"
+
+    def weigh(self, score: Tensor, near: Neighbours, noise: Tensor | None) -> Tensor:
+        """Ã at the neighbours, from their similarities; zero where there is no neighbour."""
+        if self.latent == "bernoulli":
+            chance = score.clamp(0, 1)
+            if noise is None:  # no draws in evaluation: the mean of the samples
+                return chance
+            return (noise < chance).to(score.dtype) + (chance - chance.detach())
+        if self.weights == "one":
+            return near.filled.to(score.dtype) + (score - score.detach())
+        return score.relu()
+
+    def begin(self, local: Local) -> Message:
+        cohort, constants = local.cohort, {}
+        if self.latent == "bernoulli":
+            constants[NOISE] = _noise(cohort, self.k, local.round_index)
+        if self.refresh == "round":
+            near = self._search(local)
+            constants |= {NEAR + field.name: getattr(near, field.name) for field in fields(near)}
+            constants[DISTANCE] = self._distances(cohort, near)
+        return constants
+
+    def loss(self, local: Local) -> Tensor:
+        arguments = (local.cohort, local.draws, local.constants)
+        output: WithLatent = functional_call(local.network, local.params, arguments)
+        return local.cross_entropy(output.logits) + self.regulariser(local, output.latent)
+
+    def regulariser(self, local: Local, latent: LatentGraph) -> Tensor:
+        """Eq. (7): lambda sum_uv Ã_uv ||x_u - x_v||^2 + mu ||Ã||_F^2, scaled, `[K]`."""
+        cohort = local.cohort
+        distance = local.constants.get(DISTANCE)
+        if distance is None:
+            distance = self._distances(cohort, latent.neighbours)
+        terms = latent.weight * (self.smoothness * distance + self.degree * latent.weight)
+        total = cohort.segments.sum(terms.sum(dim=1))
+        if self.scale == "edges":
+            edges = latent.neighbours.filled.sum(dim=1).to(cohort.dtype)
+            return total / cohort.segments.sum(edges).clamp(min=1)
+        if self.scale == "pairs":
+            return total / torch.tensor(cohort.segments.sizes).to(total).square()
+        return total
+
+    def upload(self, local: Local) -> Message:
+        return {} if self.share == "none" else super().upload(local)
+
+    def _search(self, local: Local) -> Neighbours:
+        network = local.network
+        assert isinstance(network, DualChannel)
+        prefix = "learner."
+        own = {n.removeprefix(prefix): p for n, p in local.params.items() if n.startswith(prefix)}
+        with torch.no_grad():
+            near, _ = functional_call(
+                network.learner, own, (local.cohort, self.k), {"scored": False}
+            )
+        found: Neighbours = near
+        return found
+
+    def _distances(self, cohort: Cohort, near: Neighbours) -> Tensor:
+        distances = cohort.once(
+            ("feature distances", self.unit_features),
+            lambda c: FeatureDistances(c.x, c.segments, unit=self.unit_features),
+        )
+        return distances(near.index)
+
+    # At the server ---------------------------------------------------------------------------
+
+    def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
+        return state if self.share == "none" else super().aggregate(state, uploads, rng)
+
+
+def _noise(cohort: Cohort, k: int, round_index: int) -> Tensor:
+    """Uniform numbers for the round's latent edges `[N, k]`, from a stream of each client's own."""
+    noise = np.ones((cohort.num_nodes, width_of(cohort.segments, k)))
+    rows = pairwise(cohort.segments.pointers)
+    for (seed, client), (start, stop) in zip(cohort.keys, rows, strict=True):
+        count = min(k, stop - start - 1)
+        rng = generator(seed, f"latent graph/{round_index}/{client}")
+        noise[start:stop, :count] = rng.random((stop - start, count))
+    return torch.from_numpy(noise).to(cohort.device, cohort.dtype)

@@ -1,0 +1,539 @@
+"""The parts of FedHERO, each against a computation written out here."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from builders import (
+    dense_adjacency,
+    dense_features,
+    of_client,
+    random_cohort,
+    random_graph,
+    random_graphs,
+    random_parameters,
+    with_features,
+)
+from cases import SIZES, assert_close, federation_of, simulate, small_federation, weights_of
+from polyphily.errors import UserError
+from polyphily.federation.cohort import Cohort
+from polyphily.federation.local import Local, model_part
+from polyphily.federation.simulation import Simulation
+from polyphily.graphs.graph import Graph
+from polyphily.methods.base import Uploads, create
+from polyphily.methods.fedhero import DualChannel, FedHERO, WithLatent
+from polyphily.nn import latent as latent_module
+from polyphily.nn.backbones import Shape
+from polyphily.nn.latent import FeatureDistances, LatentGraph, Neighbours, nearest, strongest
+from polyphily.nn.structure import LEARNERS
+
+NO_RNG = np.random.default_rng(0)
+SHAPE = Shape(features=6, classes=3, hidden=8, layers=2, dropout=0.0, heads=4)
+
+
+def method_with(**options: object) -> FedHERO:
+    method = create("fedhero", options)
+    assert isinstance(method, FedHERO)
+    return method
+
+
+def network_of(
+    cohort: Cohort, backbone: str = "gcn", **options: object
+) -> tuple[DualChannel, dict[str, Tensor]]:
+    """A network, and random parameters that differ from client to client."""
+    network = method_with(width=5, **options).build(backbone, SHAPE, 0).double()
+    assert isinstance(network, DualChannel)
+    params = random_parameters(network, len(cohort))
+    return network, {n: p.requires_grad_() for n, p in params.items()}
+
+
+def run(network: DualChannel, params: dict[str, Tensor], cohort: Cohort) -> WithLatent:
+    output = functional_call(network, params, (cohort,))
+    assert isinstance(output, WithLatent)
+    return output
+
+
+def dense(latent: LatentGraph) -> Tensor:
+    """The latent graph as a matrix."""
+    near = latent.neighbours
+    out = latent.weight.new_zeros(len(near.index), len(near.index))
+    return out.scatter_add(1, near.index, latent.weight)
+
+
+def gcn_matrix(graph: Graph) -> Tensor:
+    a = dense_adjacency(graph)
+    a = a + torch.eye(len(a))
+    scale = a.sum(dim=1).rsqrt()
+    return scale[:, None] * a * scale
+
+
+def embedding(params: dict[str, Tensor], graph: Graph, k: int) -> Tensor:
+    """The learner's z: one graph convolution of the raw features."""
+    weight, bias = params["learner.encoder.weight"][k], params["learner.encoder.bias"][k]
+    return gcn_matrix(graph) @ dense_features(graph) @ weight + bias
+
+
+def similarity(params: dict[str, Tensor], graph: Graph, k: int) -> Tensor:
+    """Eq. (3), all pairs, head by head."""
+    z = embedding(params, graph, k)
+    left, right = params["learner.left"][k], params["learner.right"][k]
+    return torch.stack(
+        [
+            F.cosine_similarity((left[h] * z)[:, None], (right[h] * z)[None], dim=2)
+            for h in range(len(left))
+        ]
+    ).mean(dim=0)
+
+
+def top(scores: Tensor, k: int) -> Tensor:
+    """1 at the k largest of each row, the diagonal left out."""
+    rest = scores.detach().clone().fill_diagonal_(-torch.inf)
+    return torch.zeros_like(rest).scatter(1, rest.topk(min(k, len(rest) - 1)).indices, 1)
+
+
+def blocks(matrix: Tensor, cohort: Cohort) -> list[Tensor]:
+    starts = cohort.segments.pointers
+    return [matrix[a:b, a:b] for a, b in pairwise(starts)]
+
+
+def started(simulation: Simulation) -> Local:
+    """The local view at the start of the next round, before any step."""
+    local = simulation.received()
+    local.params = {n: p.clone().requires_grad_() for n, p in local.params.items()}
+    local.constants = simulation.method.begin(local)
+    return local
+
+
+# The latent graph --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_latent_graph_is_the_top_k_of_the_weighted_cosines(sparse: bool) -> None:
+    cohort = random_cohort(SIZES, sparse=sparse)
+    network, params = network_of(cohort, k=6, comparisons=3)
+    latent = run(network, params, cohort).latent
+    for k, block in enumerate(blocks(dense(latent), cohort)):
+        scores = similarity(params, cohort.graphs[k], k)
+        torch.testing.assert_close(block, scores.relu() * top(scores, 6))
+    assert dense(latent).count_nonzero() == sum(
+        b.count_nonzero() for b in blocks(dense(latent), cohort)
+    )
+
+
+def test_nobody_has_more_neighbours_than_there_are_others() -> None:
+    cohort = random_cohort((4, 30, 1))
+    network, params = network_of(cohort, k=20)
+    filled = run(network, params, cohort).latent.neighbours.filled
+    assert [set(part.tolist()) for part in filled.sum(dim=1).split((4, 30, 1))] == [{3}, {20}, {0}]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_the_search_goes_by_blocks_of_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cohort = random_cohort((23, 40))
+    left, right = torch.randn(2, 63, 5, dtype=torch.float64, generator=torch.manual_seed(1))
+    monkeypatch.setattr(latent_module, "ROWS", rows)
+    index = nearest(lambda _, mine: (left[mine], right[mine]), cohort.segments, 4)
+    for start, stop in ((0, 23), (23, 63)):
+        expected = top(left[start:stop] @ right[start:stop].T, 4)
+        found = torch.zeros_like(expected).scatter(1, index[start:stop] - start, 1)
+        assert torch.equal(found, expected)
+
+
+def test_the_similarity_matrix_of_a_large_client_never_exists() -> None:
+    cohort = random_cohort((2500,), density=0.001)
+    seen = []
+
+    def spy(scores: Tensor, first: int, last: int, column: int) -> Tensor:
+        seen.append((last - first, scores.shape[1]))
+        return scores
+
+    nearest(lambda _, rows: (torch.randn(2500, 2),) * 2, cohort.segments, 3, spy)
+    assert {columns for _, columns in seen} == {2500}
+    assert sum(rows for rows, _ in seen) == 2500
+    assert max(rows for rows, _ in seen) <= 1024
+
+
+@pytest.mark.parametrize("numbers", [1, 1 << 18])
+def test_products_and_weighted_sums_have_the_right_gradients(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_module, "NUMBERS", numbers)
+    cohort = random_cohort((7, 4))
+    source = torch.manual_seed(2)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=source).requires_grad_()
+
+    x, y, metric, weight = noise(11, 3), noise(11, 3), noise(2, 4, 3), noise(11, 5)
+    near = Neighbours.of(nearest(lambda _, rows: (x[rows], y[rows]), cohort.segments, 5))
+    expected = torch.einsum(
+        "nhd,nkd->nkh", x[:, None] * metric[cohort.segments.owner], y[near.index]
+    )
+    torch.testing.assert_close(near.products(x, y, (metric, cohort.segments)), expected)
+    torch.testing.assert_close(
+        near.weighted_sum(weight, x), torch.einsum("nk,nkd->nd", weight, x[near.index])
+    )
+    assert torch.autograd.gradcheck(
+        lambda a, b, m: near.products(a, b, (m, cohort.segments)), (x, y, metric)
+    )
+    assert torch.autograd.gradcheck(near.products, (x, y))
+    assert torch.autograd.gradcheck(near.weighted_sum, (weight, x))
+
+
+def test_latent_convolutions_are_normalised_by_row() -> None:
+    cohort = random_cohort((9, 1))
+    network, params = network_of(cohort, k=3)
+    latent = run(network, params, cohort).latent
+    a, x = dense(latent), torch.randn(10, 4, dtype=torch.float64)
+    looped = a + torch.eye(10)
+    torch.testing.assert_close(latent.gcn @ x, looped / looped.sum(dim=1, keepdim=True) @ x)
+    torch.testing.assert_close(latent.random_walk @ x, latent.gcn @ x)
+    torch.testing.assert_close(latent.mean @ x, a / a.sum(dim=1, keepdim=True).clamp(min=1e-9) @ x)
+    assert (latent.mean @ x)[9].count_nonzero() == 0
+
+
+def test_binary_edges_pass_the_similaritys_gradient() -> None:
+    cohort = random_cohort(SIZES)
+    network, params = network_of(cohort, k=6, weights="one")
+    latent = run(network, params, cohort).latent
+    assert torch.equal(latent.weight, latent.neighbours.filled.double())
+    weighted, _ = network_of(cohort, k=6)
+    coefficient = torch.randn(latent.weight.shape, dtype=torch.float64)
+    one = torch.autograd.grad((latent.weight * coefficient).sum(), params["learner.left"])[0]
+    _, score = functional_call(
+        weighted.learner,
+        {n.removeprefix("learner."): p for n, p in params.items() if n.startswith("learner.")},
+        (cohort, 6),
+    )
+    plain = torch.autograd.grad((score * coefficient).sum(), params["learner.left"])[0]
+    torch.testing.assert_close(one, plain)
+
+
+# Structure learners ------------------------------------------------------------------------
+
+
+def all_scores(learner: str, params: dict[str, Tensor], graph: Graph, k: int) -> Tensor:
+    """What each learner gives every pair, from its definition; -inf where no edge may be."""
+    a = dense_adjacency(graph)
+    if learner == "glcn":
+        z = dense_features(graph) @ params["learner.encoder.weight"][k]
+        gaps = (z[:, None] - z[None]).abs()
+        raw = (gaps @ params["learner.compare"][k]).squeeze(2).relu()
+        return torch.nan_to_num(raw.masked_fill(a == 0, -torch.inf).softmax(dim=1))
+    z = embedding(params, graph, k)
+    if learner == "cosine":
+        return F.cosine_similarity(z[:, None], z[None], dim=2)
+    if learner == "attention":
+        query, key = z @ params["learner.query"][k], z @ params["learner.key"][k]
+        return torch.sigmoid(query @ key.T / z.shape[1] ** 0.5)
+    if learner == "gaug":
+        return 0.5 * torch.sigmoid(z @ z.T) + 0.5 * a
+    target, source = z @ params["learner.target"][k], z @ params["learner.source"][k]
+    raw = F.leaky_relu(target[:, None] + source[None], 0.2)
+    masked = raw.masked_fill(a[..., None] == 0, -torch.inf)
+    return torch.nan_to_num(masked.softmax(dim=1)).mean(dim=2)
+
+
+@pytest.mark.parametrize("learner", ["cosine", "attention", "gaug"])
+def test_a_learner_over_all_pairs_is_its_formula(learner: str) -> None:
+    cohort = random_cohort(SIZES, density=0.2)
+    network, params = network_of(cohort, k=5, learner=learner)
+    for k, block in enumerate(blocks(dense(run(network, params, cohort).latent), cohort)):
+        scores = all_scores(learner, params, cohort.graphs[k], k)
+        torch.testing.assert_close(block, scores.relu() * top(scores, 5))
+
+
+@pytest.mark.parametrize("learner", ["gat", "glcn"])
+def test_a_learner_on_the_given_edges_is_its_formula(learner: str) -> None:
+    cohort = random_cohort(SIZES, density=0.2)
+    network, params = network_of(cohort, k=23, learner=learner)
+    for k, block in enumerate(blocks(dense(run(network, params, cohort).latent), cohort)):
+        torch.testing.assert_close(block, all_scores(learner, params, cohort.graphs[k], k))
+
+
+def test_the_strongest_given_edges_are_kept() -> None:
+    cohort = random_cohort(SIZES, density=0.4)
+    edges = cohort.edges
+    score = torch.rand(edges.nnz, generator=torch.manual_seed(0))
+    index = strongest(edges, score, cohort.segments, 3)
+    for node in range(cohort.num_nodes):
+        mine = (edges.row == node).nonzero().view(-1)
+        kept = mine[score[mine].argsort(descending=True)[:3]]
+        found = [v for v in index[node].tolist() if v != node]
+        assert sorted(found) == sorted(edges.col_long[kept].tolist())
+
+
+@pytest.mark.parametrize("learner", sorted(LEARNERS))
+def test_the_classification_loss_reaches_every_parameter_of_the_learner(learner: str) -> None:
+    method = method_with(learner=learner, smoothness=0, degree=0, k=4)
+    simulation = simulate(method, small_federation())
+    local = started(simulation)
+    loss = method.loss(local).sum()
+    grads = torch.autograd.grad(loss, list(local.params.values()), materialize_grads=True)
+    for name, grad in zip(local.params, grads, strict=True):
+        silent = {"learner.encoder.bias", "learner.target"} if learner in ("gat", "glcn") else set()
+        if name not in silent:  # softmax over a row forgets what is the same in all of it
+            assert grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("learner", sorted(LEARNERS))
+@pytest.mark.parametrize("latent", ["topk", "bernoulli"])
+def test_every_learner_serves_awkward_clients_alike_alone_and_together(
+    learner: str, latent: str
+) -> None:
+    graphs = random_graphs((12, 1, 15), density=0.2)
+    lonely = Graph.build(dense_features(graphs[2]).numpy(), np.zeros((2, 0), int), graphs[2].labels)
+    federation = federation_of([*graphs, lonely])
+    method = method_with(learner=learner, latent=latent, k=6)
+    chosen = {"dropout": 0.4, "epochs": "1-3"}
+    together = simulate(method, federation, 3, **chosen)
+    alone = simulate(method, federation, 3, engine="sequential", **chosen)
+    assert_close(weights_of(together), weights_of(alone), 1e-6)
+    assert torch.isfinite(together.predict(together.received())).all()
+
+
+def test_a_node_without_features_sends_no_infinite_gradient() -> None:
+    graph = random_graph(9, density=0.0)
+    features = dense_features(graph).numpy().astype(np.float32)
+    features[3] = 0
+    for given in (features, sp.csr_array(features)):
+        simulation = simulate("fedhero", federation_of([with_features(graph, given)] * 2), 3)
+        assert all(t.isfinite().all() for t in simulation.tensors().values())
+
+
+# Bernoulli edges ---------------------------------------------------------------------------
+
+
+def test_bernoulli_edges_are_drawn_with_the_similarity_as_probability() -> None:
+    method = method_with(latent="bernoulli", k=30)
+    score = torch.full((200, 30), 0.3, dtype=torch.float64).requires_grad_()
+    near = Neighbours.of(torch.arange(1, 31).repeat(200, 1))
+    drawn = method.weigh(score, near, torch.rand(200, 30, generator=torch.manual_seed(0)).double())
+    assert set(drawn.detach().unique().tolist()) == {0.0, 1.0}
+    assert drawn.detach().mean().item() == pytest.approx(0.3, abs=0.02)
+    (grad,) = torch.autograd.grad(drawn.sum(), score)
+    assert (grad == 1).all()
+    assert torch.equal(method.weigh(score, near, None), score)
+
+
+def test_bernoulli_draws_belong_to_a_client_and_a_round() -> None:
+    simulation = simulate(method_with(latent="bernoulli", k=5), small_federation())
+    local = started(simulation)
+    noise = local.constants["noise"]
+    assert noise.shape == (sum(SIZES), 5)
+    alone = Local(**{**vars(local), "cohort": local.cohort.take([2])})
+    alone.params = {n: p[2:3] for n, p in local.params.items()}
+    rows = slice(*local.cohort.segments.pointers[2:4])
+    assert torch.equal(simulation.method.begin(alone)["noise"], noise[rows])
+    local.round_index += 1
+    assert not torch.equal(simulation.method.begin(local)["noise"], noise)
+
+
+def test_scores_are_given_without_draws() -> None:
+    simulation = simulate(method_with(latent="bernoulli"), small_federation(), 2, dropout=0.5)
+    view = simulation.received()
+    assert torch.equal(simulation.predict(view), simulation.predict(view))
+
+
+# The dual channel --------------------------------------------------------------------------
+
+
+def expected_logits(
+    params: dict[str, Tensor], graph: Graph, latent: Tensor, k: int, alpha: float, local: str
+) -> Tensor:
+    """Eq. (5) and (6) for client k, GCN channels."""
+    p = {n: t[k] for n, t in params.items()}
+    x = dense_features(graph)
+    looped = latent + torch.eye(len(latent))
+    smooth = looped / looped.sum(dim=1, keepdim=True)
+    z = torch.relu(x @ p["projection.weight"] + p["projection.bias"])
+    parts = [x, z]
+    for layer in range(2):
+        mine, shared = f"{local}.{layer}.", f"global_convs.{layer}."
+        e = gcn_matrix(graph) @ z @ p[mine + "weight"] + p[mine + "bias"]
+        h = smooth @ z @ p[shared + "weight"] + p[shared + "bias"]
+        z = torch.relu(alpha * e + (1 - alpha) * h)
+        parts.append(z)
+    weight = torch.cat([p["classifier.ego.weight"], p["classifier.layers.weight"]])
+    return torch.cat(parts, dim=1) @ weight + p["classifier.layers.bias"]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dual", [True, False])
+def test_the_network_is_that_of_the_paper(sparse: bool, dual: bool) -> None:
+    cohort = random_cohort(SIZES, sparse=sparse)
+    network, params = network_of(cohort, k=4, alpha=0.3, dual_channel=dual)
+    assert dual == any(name.startswith("local_convs") for name in params)
+    output = run(network, params, cohort)
+    local = "local_convs" if dual else "global_convs"
+    parts = torch.split(output.logits, SIZES)
+    for k, latent in enumerate(blocks(dense(output.latent), cohort)):
+        expected = expected_logits(params, cohort.graphs[k], latent, k, 0.3, local)
+        torch.testing.assert_close(parts[k], expected)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "local", "shared"),
+    [
+        ("mlp", "Linear", "GCNConv"),
+        ("gcn", "GCNConv", "GCNConv"),
+        ("sage", "SAGEConv", "SAGEConv"),
+        ("gat", "GATConv", "GCNConv"),
+        ("gpr-gnn", "GCNConv", "GCNConv"),
+        ("acm-gcn", "ACMConv", "ACMConv"),
+    ],
+)
+def test_the_backbone_chooses_the_convolutions(backbone: str, local: str, shared: str) -> None:
+    network = method_with().build(backbone, SHAPE, 0)
+    assert isinstance(network, DualChannel)
+    assert {type(conv).__name__ for conv in network.local_convs} == {local}
+    assert {type(conv).__name__ for conv in network.global_convs} == {shared}
+
+
+def test_alpha_turns_a_channel_off() -> None:
+    cohort = random_cohort(SIZES)
+    for alpha, silent, heard in ((1.0, "global", "local"), (0.0, "local", "global")):
+        network, params = network_of(cohort, alpha=alpha)
+        names = [f"{part}_convs.{layer}.weight" for part in (silent, heard) for layer in (0, 1)]
+        loss = run(network, params, cohort).logits.square().sum()
+        grads = torch.autograd.grad(loss, [params[n] for n in names], materialize_grads=True)
+        assert [bool(g.any()) for g in grads] == [False, False, True, True]
+
+
+# The loss ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("table", [0, 1 << 22])
+@pytest.mark.parametrize("unit", [False, True])
+def test_feature_distances(
+    sparse: bool, table: int, unit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_module, "TABLE", table)
+    monkeypatch.setattr(latent_module, "NUMBERS", 40)
+    cohort = random_cohort(SIZES, sparse=sparse)
+    noise = torch.randn(sum(SIZES), 3, dtype=torch.float64)
+    index = nearest(lambda _, rows: (noise[rows],) * 2, cohort.segments, 5)
+    x = torch.cat([dense_features(graph) for graph in cohort.graphs])
+    x = F.normalize(x) if unit else x
+    expected = (x[:, None] - x[index]).square().sum(dim=2)
+    found = FeatureDistances(cohort.x, cohort.segments, unit=unit)(index)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("scale", ["edges", "pairs", "nothing"])
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("refresh", ["round", "step"])
+def test_the_loss_is_cross_entropy_and_the_regulariser(
+    scale: str, unit: bool, refresh: str
+) -> None:
+    method = method_with(
+        smoothness=0.7, degree=0.3, scale=scale, unit_features=unit, k=5, refresh=refresh
+    )
+    simulation = simulate(method, small_federation(), 2)
+    local = started(simulation)
+    loss = method.loss(local)
+    output = run(simulation.network, local.params, local.cohort)  # type: ignore[arg-type]
+    plain = local.cross_entropy(output.logits)
+    for k, a in enumerate(blocks(dense(output.latent), local.cohort)):
+        x = dense_features(local.cohort.graphs[k])
+        x = F.normalize(x) if unit else x
+        total = 0.7 * (a * torch.cdist(x, x).square()).sum() + 0.3 * a.square().sum()
+        count = {"edges": len(a) * 5, "pairs": len(a) ** 2, "nothing": 1}[scale]
+        assert loss[k].item() == pytest.approx((plain[k] + total / count).item())
+
+
+def test_neighbours_are_searched_once_a_round_or_at_every_step() -> None:
+    federation = small_federation((30, 25))
+
+    def weights(refresh: str, epochs: int) -> dict[str, Tensor]:
+        method = method_with(k=3, refresh=refresh)
+        return weights_of(simulate(method, federation, 2, epochs=epochs))
+
+    assert_close(weights("round", 1), weights("step", 1), 1e-12)
+    with pytest.raises(AssertionError):
+        assert_close(weights("round", 6), weights("step", 6), 1e-6)
+
+
+# What travels ------------------------------------------------------------------------------
+
+PARTS = {"learner", "projection", "global_convs", "local_convs", "classifier"}
+
+
+@pytest.mark.parametrize(
+    ("options", "travels"),
+    [
+        ({}, {"learner", "global_convs"}),
+        ({"share_projection": True}, {"learner", "global_convs", "projection"}),
+        ({"share": "none"}, set()),
+        ({"share": "all"}, PARTS),
+        ({"share": "task"}, {"projection", "local_convs", "classifier"}),
+        (
+            {"share": "task", "dual_channel": False},
+            {"projection", "global_convs", "classifier"},
+        ),
+        ({"share": "all", "dual_channel": False}, PARTS - {"local_convs"}),
+    ],
+)
+def test_what_is_shared(options: dict[str, object], travels: set[str]) -> None:
+    simulation = simulate(method_with(**options), small_federation(), 1)
+    sent = simulation._train(range(4), simulation._download([range(4)]))[0]
+    assert {name.split(".")[0] for name in model_part(sent)} == travels
+    assert {name.split(".")[0] for name in model_part(simulation.states[0])} == travels
+    assert bool(sent) == bool(travels)
+
+
+def test_the_server_weighs_by_nodes() -> None:
+    tensors = {
+        "model/learner.left": torch.tensor([[1.0], [5.0]]),
+        "weight": torch.tensor([30.0, 10]),
+    }
+    state = {"model/learner.left": torch.zeros(1)}
+    after = method_with().aggregate(state, Uploads((0, 1), tensors), NO_RNG)
+    assert after["model/learner.left"].item() == 2.0
+    simulation = simulate("fedhero", small_federation())
+    sent = simulation._train(range(4), simulation._download([range(4)]))[0]
+    assert sent["weight"].tolist() == list(SIZES)
+
+
+def test_clients_keep_their_own_local_channel_and_take_the_global_one() -> None:
+    simulation = simulate("fedhero", small_federation(), 3)
+    received = simulation.received().params
+    for name, value in received.items():
+        same = all(torch.equal(value[0], other) for other in value[1:])
+        assert same == name.startswith(("learner.", "global_convs.")), name
+    own = model_part(simulation.memory)["classifier.ego.weight"]
+    assert torch.equal(received["classifier.ego.weight"], own)
+
+
+def test_unshared_clients_train_as_if_alone() -> None:
+    federation = small_federation()
+    method = method_with(share="none")
+    together = simulate(method, federation, 3)
+    alone = dataclasses.replace(federation, clients=federation.clients[1:2])
+    # Streams are named by the client's place, which only dropout and Bernoulli edges use.
+    assert_close(
+        of_client(model_part(together.memory), 1), model_part(simulate(method, alone, 3).memory)
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"k": 0}, {"comparisons": 0}, {"width": 0}, {"alpha": 1.5}, {"learner": "rbf"}]
+)
+def test_senseless_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        create("fedhero", options)
+
+
+def test_an_unknown_backbone_is_refused() -> None:
+    with pytest.raises(UserError):
+        method_with().build("transformer", SHAPE, 0)
