@@ -36,7 +36,7 @@ DEMO_DATA = {
     "clients": 10,
     "split": "0.1,0.3,0.6",
 }
-DEMO_METHODS = ("local", "fedavg", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
+DEMO_METHODS = ("local", "fedavg", "fedprox", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -35,7 +35,7 @@ from polyphily.methods import base as methods
 from polyphily.methods.base import Method
 
 Progress = Callable[[dict[str, Any]], None]
-SMALL = 300_000  # nodes times hidden units below which one thread is the better choice
+SMALL = 1_000_000  # nodes times hidden units below which one thread is the better choice
 DEVICES = ("cpu", "cuda")
 VIEW_OF = {"global": "received", "personal": "trained"}
 
