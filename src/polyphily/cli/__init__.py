@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from polyphily import __version__
-from polyphily.cli import listings, training
+from polyphily.cli import listings, reproducing, training
 from polyphily.errors import PolyphilyError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 training.add_to(app)
 listings.add_to(app)
+reproducing.add_to(app)
 
 
 def _version(wanted: bool) -> None:

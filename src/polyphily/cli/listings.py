@@ -39,7 +39,7 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
         }
         for name, cls in sorted(found.items())
     ]
-    _show(rows, as_json, {"name": "method", "summary": "what it does", "evaluated": "evaluated"})
+    show(rows, as_json, {"name": "method", "summary": "what it does", "evaluated": "evaluated"})
 
 
 @methods.command("show")
@@ -156,7 +156,7 @@ def partitions(as_json: AsJson = False) -> None:
     from polyphily.graphs.partitions import PARTITIONS
 
     rows = [{"name": name, "summary": words} for name, words in PARTITIONS.items()]
-    _show(rows, as_json, {"name": "partition", "summary": "how"})
+    show(rows, as_json, {"name": "partition", "summary": "how"})
 
 
 def backbones(as_json: AsJson = False) -> None:
@@ -167,7 +167,7 @@ def backbones(as_json: AsJson = False) -> None:
         {"name": name, "summary": first_line(cls.__doc__), "citation": getattr(cls, "citation", "")}
         for name, cls in BACKBONES.items()
     ]
-    _show(rows, as_json, {"name": "backbone", "summary": "what it is", "citation": "citation"})
+    show(rows, as_json, {"name": "backbone", "summary": "what it is", "citation": "citation"})
 
 
 def what_it_does(cls: type) -> str:
@@ -199,7 +199,7 @@ def _unindent(doc: str | None) -> str:
     return inspect.cleandoc(doc or "")
 
 
-def _show(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
+def show(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:

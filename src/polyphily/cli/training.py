@@ -73,7 +73,7 @@ def run(
         federations, seconds = _load(request)
         execution, done = _prepare(request.method, request, federations, seconds, out), 0
     terminal.notes(execution.federations[0].notes)
-    summary = _go(execution, done)
+    summary = train(execution, done)
     assert execution.folder
     if as_json:
         typer.echo(json.dumps(summary))
@@ -112,7 +112,7 @@ def compare(
         own = {k: v for k, v in request.hyperparameters.items() if k in known[name]}
         asked = dataclasses.replace(request, hyperparameters=own)
         execution = _prepare(name, asked, federations, seconds, folder / name)
-        summaries.append(_go(execution, 0))
+        summaries.append(train(execution, 0))
     if as_json:
         typer.echo(json.dumps({summary["method"]: summary for summary in summaries}))
     else:
@@ -193,7 +193,7 @@ def _resumed(folder: Path, rounds: int | None) -> tuple[Execution, int]:
     return execution, done
 
 
-def _go(execution: Execution, done: int) -> dict[str, Any]:
+def train(execution: Execution, done: int) -> dict[str, Any]:
     from polyphily.cli import terminal
 
     settings, method = execution.settings, execution.method

@@ -156,7 +156,7 @@ class Execution:
             raise UserError(
                 f"metric auc needs two classes, {first.dataset} has {len(first.classes)}"
             )
-        _check_device(settings.device)
+        check_device(settings.device)
         self.method, self.federations, self.settings = method, list(federations), settings
         self.folder = RunFolder(out) if out else None
         try:
@@ -459,7 +459,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     kind, _, number = device.partition(":")
     if kind not in DEVICES or not (number or "0").isdecimal():
         raise unknown("device", device, DEVICES)
