@@ -268,7 +268,7 @@ class FedGSP(Method):
         problems.append({n: flat(v) for n, v in vectors.items()})  # Eq. (18): the MLP
         solved = torch.stack([self.solve(problem, len(known)) for problem in problems], dim=1)
         found[known] = 0
-        found[known.unsqueeze(1), :, known] = solved.transpose(1, 2).to(found.dtype)
+        found[known.unsqueeze(1), :, known] = solved.transpose(1, 2).to(found)
         return found
 
     def solve(self, vectors: Message, clients: int) -> Tensor:
