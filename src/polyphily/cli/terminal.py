@@ -137,7 +137,7 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, justify in (
         ("method", "left"),
-        (f"test {metric}", "right"),
+        ("test", "right"),
         ("client mean", "right"),
         ("client range", "right"),
         ("view", "left"),
