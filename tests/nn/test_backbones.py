@@ -129,7 +129,7 @@ def expected(name: str, own: Own, graph: Graph, shape: Shape) -> tuple[Tensor, T
     for i in range(shape.layers):
         last = i == shape.layers - 1
         if name == "gpr-gnn":
-            out = linear(x, own, f"linears.{i}")
+            out = linear(x, own, f"convs.{i}")
         else:
             out = LAYERS[name](x, own, i, graph, last)
         if not last:

@@ -171,7 +171,7 @@ class ACMGCN(Stack):
         return ACMConv(inputs, outputs)
 
 
-class GPRGNN(Backbone):
+class GPRGNN(Stack):
     """Generalised PageRank GNN: an MLP, then learned weights of 0 to `hops` propagation steps."""
 
     citation = "Chien et al., ICLR 2021"
@@ -179,29 +179,25 @@ class GPRGNN(Backbone):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.linears = nn.ModuleList(Linear(i, o) for i, o in shape.widths())
         steps = torch.arange(shape.hops + 1)
         gamma = self.restart * (1 - self.restart) ** steps.double()
         gamma[-1] = (1 - self.restart) ** shape.hops
         self.gamma = nn.Parameter(gamma.to(torch.get_default_dtype()).unsqueeze(0))
 
+    def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
+        return Linear(inputs, outputs)
+
     def forward(self, cohort: Cohort, draws: Draws | None = None) -> Output:
-        *hidden, last = self.linears
-        x = self.drop_input(cohort, draws)
-        embedding = None
-        for linear in hidden:
-            embedding = linear(x, cohort).relu()
-            x = self.drop(embedding, cohort, draws)
-        z = last(x, cohort)
+        z, embedding = super().forward(cohort, draws)
         gamma = cohort.segments.expand(self.gamma)
         logits = gamma[:, :1] * z
         for step in range(1, self.shape.hops + 1):
             z = cohort.gcn @ z
             logits = logits + gamma[:, step : step + 1] * z
-        return Output(logits, logits if embedding is None else embedding)
+        return Output(logits, embedding if len(self.convs) > 1 else logits)
 
     def is_classifier(self, parameter: str) -> bool:
-        return parameter == "gamma" or parameter.startswith(f"linears.{len(self.linears) - 1}.")
+        return parameter == "gamma" or super().is_classifier(parameter)
 
 
 BACKBONES: dict[str, Callable[[Shape], Backbone]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -140,14 +140,14 @@ def _with_empty_row(x: Tensor) -> Tensor:
 def _padded_product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
     buckets, home = segments.buckets
     padded = _with_empty_row(x)
-    parts: Sequence[Tensor] = [
+    parts = [
         torch.bmm(
             padded[bucket.gather].view(len(bucket.clients), bucket.size, x.shape[1]),
             weight[bucket.clients],
         ).view(-1, weight.shape[2])
         for bucket in buckets
     ]
-    return torch.cat(list(parts))[home]
+    return torch.cat(parts)[home]
 
 
 def _padded_gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
