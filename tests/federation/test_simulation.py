@@ -10,7 +10,7 @@ import torch
 from cases import assert_close, assert_same_bits, simulate, small_federation
 from polyphily.errors import TrainingError
 from polyphily.federation.local import Local, Message, model_part
-from polyphily.federation.simulation import _finite
+from polyphily.federation.simulation import _Trained
 from polyphily.methods.fedavg import FedAvg
 
 
@@ -150,4 +150,4 @@ def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
 def test_numbers_too_large_for_a_sum_are_finite_all_the_same() -> None:
     huge = torch.full((2, 4), 3e38)
     huge[1, 2] = torch.inf
-    assert _finite({"w": huge}, torch.zeros(2)) == [True, False]
+    assert _Trained.of({"w": huge}, {}, torch.zeros(2), {}).finite() == [True, False]

@@ -462,7 +462,7 @@ def test_what_is_predicted_is_the_received_causal_gnn_on_the_own_causal_graph() 
 )
 def test_only_the_shared_parts_travel_and_are_averaged(share: str, parts: set[str]) -> None:
     simulation = simulate(create("fedath", {"share": share}), small_federation(), 1)
-    uploads = simulation._train(range(4), simulation._download([range(4)]))[0]
+    uploads = simulation._train(range(4), [range(4)]).uploads
     assert {name.split("/")[1].split(".")[0] for name in uploads if "/" in name} == parts
     received, memory = simulation.received().params, model_part(simulation.memory)
     for name, value in received.items():

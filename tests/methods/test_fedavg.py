@@ -111,7 +111,7 @@ def test_fedavg_by_hand() -> None:
 def test_what_a_client_weighs(weighting: str, expected: list[int] | None) -> None:
     federation = small_federation()
     simulation = simulate(create("fedavg", {"weighting": weighting}), federation)
-    sent = simulation._train(range(4), simulation._download([range(4)]))[0]
+    sent = simulation._train(range(4), [range(4)]).uploads
     counts = expected or [int(g.masks.train.sum()) for g in federation.clients if g.masks]
     assert sent["weight"].tolist() == counts
 
@@ -138,7 +138,7 @@ def test_fednova_is_fedavg_only_where_all_clients_take_the_same_steps() -> None:
 def test_fednova_effort_with_momentum() -> None:
     # rho = .5, three steps: v1 = g, v2 = 1.5 g, v3 = 1.75 g, so |a| = 4.25.
     simulation = simulate("fednova", small_federation(), optimizer="sgd", momentum=0.5, epochs=3)
-    sent = simulation._train(range(4), simulation._download([range(4)]))[0]
+    sent = simulation._train(range(4), [range(4)]).uploads
     assert sent["effort"].tolist() == pytest.approx([4.25] * 4)
 
 

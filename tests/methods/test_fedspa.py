@@ -320,40 +320,53 @@ def test_without_its_three_parts_it_is_fedavg() -> None:
 # Hidden labels -------------------------------------------------------------------------------
 
 
-def started(simulation: Simulation, steps: int = 3) -> Local:
+def started(simulation: Simulation) -> Local:
     """The local view at the start of the next round, before any step."""
     local = simulation.received()
-    local.steps = (steps,) * len(local.cohort)
     local.params = {n: p.clone().requires_grad_() for n, p in local.params.items()}
-    local.constants = simulation.method.begin(local)
+    local.draws = local.cohort.draws(simulation.round)
     return local
+
+
+def hidden_in(simulation: Simulation, steps: int) -> list[Tensor]:
+    """Which train nodes hide their labels in the next round's steps."""
+    method, draws = simulation.method, simulation.cohort.draws(simulation.round)
+    assert isinstance(method, FedSPA)
+    return [method.hides(simulation.cohort, draws) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_a_share_of_each_clients_labels_is_hidden_anew_in_every_step(share: float) -> None:
     simulation = simulate(create("fedspa", {"hidden_share": share}), small_federation())
-    local = started(simulation)
-    masks = local.constants["hidden"]
-    for k, size in enumerate(local.cohort.train_segments.sizes):
-        start = local.cohort.train_segments.pointers[k]
-        counts = masks[:, start : start + size].sum(dim=1)
-        assert counts.tolist() == [max(1, round(share * size))] * 3
-    assert torch.equal(masks[0], masks[1]) == (share == 1)
+    masks, segments = hidden_in(simulation, 2), simulation.cohort.train_segments
+    for mask in masks:
+        counts = [int(part.sum()) for part in mask.split(list(segments.sizes))]
+        assert counts == [max(1, round(share * size)) for size in segments.sizes]
+    assert torch.equal(*masks) == (share == 1)
+    alone = simulation.cohort.take([2])
+    assert isinstance(simulation.method, FedSPA)
+    own = masks[0].split(list(segments.sizes))[2]
+    assert torch.equal(simulation.method.hides(alone, alone.draws(0)), own)
     simulation.advance()
-    assert torch.equal(started(simulation).constants["hidden"], masks) == (share == 1)
+    assert torch.equal(hidden_in(simulation, 1)[0], masks[0]) == (share == 1)
+
+
+def test_every_train_node_is_hidden_equally_often() -> None:
+    simulation = simulate("fedspa", small_federation((60, 20)))
+    total = torch.stack(hidden_in(simulation, 400)).double().sum(dim=0)
+    assert (total - 200).abs().max() < 5 * 10
 
 
 def test_the_loss_is_on_hidden_nodes_whose_edges_are_unknown() -> None:
     simulation = simulate("fedspa", small_federation(), 1, backbone="acm-gcn")
-    local = started(simulation)
-    cohort, masks = local.cohort, local.constants["hidden"].clone()
-    for step in range(2):
+    local, cohort = started(simulation), simulation.cohort
+    for mask in hidden_in(simulation, 2):
         loss = simulation.method.loss(local)
         labels = cohort.labels.clone()
-        labels[cohort.train_nodes[masks[step]]] = -1
+        nodes = cohort.train_nodes[mask]
+        labels[nodes] = -1
         arguments = (cohort, None, edge_kinds(cohort, labels))
         logits = functional_call(local.network, local.params, arguments).logits
-        nodes = cohort.train_nodes[masks[step]]
         for k in range(4):
             mine = nodes[cohort.segments.owner[nodes] == k]
             assert len(mine)

@@ -100,7 +100,7 @@ def test_fedproto_loss_pulls_to_known_prototypes_only() -> None:
 
 def test_fedproto_sends_prototypes_only() -> None:
     simulation = simulate("fedproto", small_federation(), 1)
-    sent = simulation._train(range(4), simulation._download([range(4)]))[0]
+    sent = simulation._train(range(4), [range(4)]).uploads
     assert set(sent) == {"prototypes", "counts"}
 
 

@@ -427,17 +427,13 @@ def test_the_gradient_reaches_every_parameter() -> None:
 
 
 def test_strength_grows_after_the_warm_up() -> None:
-    simulation = simulate("s2fgl", small_federation(SIZES))
-    local = simulation.received()
-
-    def strengths(chosen: S2FGL, rounds: list[int]) -> list[float]:
-        return [chosen.strength(replace(local, round_index=index)) for index in rounds]
-
     usual = method(warm_up=20, ramp=10)
-    assert strengths(usual, [0, 19, 20, 24, 29, 30, 99]) == [0, 0, 0.1, 0.5, 1, 1, 1]
-    assert strengths(method(), [0, 1, 2]) == [0, 1, 1]
-    local.round_index = 19
-    assert usual.begin(local) == {}
+    assert [usual.strength(r) for r in (0, 19, 20, 24, 29, 30, 99)] == [0, 0, 0.1, 0.5, 1, 1, 1]
+    assert [method().strength(r) for r in (0, 1, 2)] == [0, 1, 1]
+    local = simulate(usual, small_federation(SIZES), 1).received()
+    assert usual.begin(replace(local, phase=usual.phase(19))) == {}
+    later = usual.begin(replace(local, phase=usual.phase(24), round_index=24))
+    assert later["strength"].item() == 0.5
 
 
 def test_the_first_round_and_the_warm_up_are_plain_federated_averaging() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from builders import CPU
-from polyphily.nn.draws import Draws
+from polyphily.nn.draws import Draws, Streams
 
 MANY = settings(max_examples=50, deadline=None)
 LEVELS = 65536
@@ -23,6 +23,21 @@ keys = st.lists(
 )
 rounds = st.integers(0, 1000)
 rates = st.sampled_from([0.1, 0.5, 0.8, 0.999])
+
+
+class Kind:
+    """Which of the two ways of drawing the tests of this file run on."""
+
+    hashed = False
+
+
+@pytest.fixture(autouse=True, scope="module", params=[False, True], ids=["generators", "hashes"])
+def kind(request: pytest.FixtureRequest) -> None:
+    Kind.hashed = request.param
+
+
+def draws_of(keys: Sequence[Key], round_index: int = 0) -> Draws:
+    return Streams(keys, CPU, Kind.hashed).of_round(round_index)
 
 
 def pointers(sizes: Sequence[int]) -> list[int]:
@@ -39,7 +54,7 @@ def drawn(
     calls: int = 1,
 ) -> list[Tensor]:
     """Every client's masks of one or more calls, as rows of ones that went through dropout."""
-    draws = Draws(keys, round_index, CPU)
+    draws = draws_of(keys, round_index)
     x = torch.ones(sum(sizes), width, dtype=torch.float64)
     masks = [draws.dropout(x, p, pointers(sizes)) for _ in range(calls)]
     return [torch.cat(parts) for parts in zip(*(m.split(list(sizes)) for m in masks), strict=True)]
@@ -138,7 +153,7 @@ def test_streams_of_neighbouring_clients_and_rounds_are_uncorrelated() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_kept_is_scaled_up(p: float, dtype: torch.dtype) -> None:
     x = torch.linspace(1, 2, 3000, dtype=dtype).view(-1, 3)
-    out = Draws([(0, 0)], 0, CPU).dropout(x, p, [0, len(x)])
+    out = draws_of([(0, 0)]).dropout(x, p, [0, len(x)])
     assert out.dtype == dtype
     kept = out != 0
     assert 0 < int(kept.sum()) < out.numel()
@@ -149,7 +164,7 @@ def test_what_is_kept_is_scaled_up(p: float, dtype: torch.dtype) -> None:
 
 def test_no_dropout_is_the_identity_and_draws_nothing() -> None:
     x = torch.randn(5, 3)
-    draws, fresh = Draws([(0, 0)], 0, CPU), Draws([(0, 0)], 0, CPU)
+    draws, fresh = draws_of([(0, 0)]), draws_of([(0, 0)])
     assert draws.dropout(x, 0.0, [0, 5]) is x
     assert torch.equal(draws.dropout(x, 0.5, [0, 5]), fresh.dropout(x, 0.5, [0, 5]))
 
@@ -157,21 +172,21 @@ def test_no_dropout_is_the_identity_and_draws_nothing() -> None:
 @pytest.mark.parametrize("shape", [(40,), (40, 3), (40, 2, 3)])
 def test_any_shape_is_dropped_entry_by_entry(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape)
-    out = Draws([(0, 0), (0, 1)], 0, CPU).dropout(x, 0.5, [0, 15, 40])
+    out = draws_of([(0, 0), (0, 1)]).dropout(x, 0.5, [0, 15, 40])
     assert out.shape == shape
-    flat = Draws([(0, 0), (0, 1)], 0, CPU).dropout(x.view(40, -1), 0.5, [0, 15, 40])
+    flat = draws_of([(0, 0), (0, 1)]).dropout(x.view(40, -1), 0.5, [0, 15, 40])
     assert torch.equal(out.view(40, -1), flat)
     assert set(out.unique().tolist()) == {0.0, 2.0}
 
 
 def test_no_rows_at_all() -> None:
     x = torch.ones(0, 3)
-    assert Draws([(0, 0)], 0, CPU).dropout(x, 0.5, [0, 0]).shape == (0, 3)
+    assert draws_of([(0, 0)]).dropout(x, 0.5, [0, 0]).shape == (0, 3)
 
 
 def test_the_gradient_passes_where_the_input_was_kept() -> None:
     x = torch.ones(200, requires_grad=True)
-    out = Draws([(0, 0)], 0, CPU).dropout(x, 0.25, [0, 200])
+    out = draws_of([(0, 0)]).dropout(x, 0.25, [0, 200])
     out.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, out.detach())
@@ -179,5 +194,28 @@ def test_the_gradient_passes_where_the_input_was_kept() -> None:
 
 def test_the_masks_are_the_same_on_every_machine() -> None:
     """Pinned: runs made with one release must be repeatable with the next."""
-    mask = Draws([(0, 0)], 0, CPU).dropout(torch.ones(32), 0.5, [0, 32])
-    assert "".join(str(int(kept)) for kept in mask.bool()) == "01001101110010111100001000111000"
+    mask = draws_of([(0, 0)]).dropout(torch.ones(32), 0.5, [0, 32])
+    pinned = {False: "01001101110010111100001000111000", True: "11111101010001010010010111101000"}
+    assert "".join(str(int(kept)) for kept in mask.bool()) == pinned[Kind.hashed]
+
+
+def test_uniform_numbers_fill_the_unit_interval_and_belong_to_clients() -> None:
+    keys, sizes = [(0, 0), (0, 1)], [30_000, 20_000]
+    both = draws_of(keys).uniform(2, pointers(sizes))
+    assert both.shape == (50_000, 2)
+    assert 0 <= float(both.min()) < 0.001
+    assert 0.999 < float(both.max()) < 1
+    counts = torch.histc(both, 20, 0, 1)
+    assert (counts - 5000).abs().max() < 5 * 5000**0.5
+    alone = draws_of(keys[1:]).uniform(2, [0, 20_000])
+    assert torch.equal(both[30_000:], alone)
+    assert not torch.equal(both[:20_000], alone)
+
+
+def test_the_round_may_be_a_tensor() -> None:
+    if Kind.hashed:
+        x = torch.ones(64)
+        streams = Streams([(0, 0)], CPU, hashed=True)
+        given_number = streams.of_round(5).dropout(x, 0.5, [0, 64])
+        given_tensor = streams.of_round(torch.tensor(5)).dropout(x, 0.5, [0, 64])
+        assert torch.equal(given_number, given_tensor)

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, alike
-from polyphily.nn.draws import Draws
+from polyphily.nn.draws import Draws, Streams
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
+
+FULL = 0.2  # share of stored entries above which features are dense on a GPU
 
 Key: TypeAlias = tuple[int, int]
 T = TypeVar("T")
@@ -31,6 +33,8 @@ class Cohort:
         graphs: the clients' graphs, each with its masks drawn.
         keys: (seed, client) of every client; names the client's random streams.
         classes: number of classes.
+        federations: which federation each client belongs to, where several are stacked, in
+            ascending order; by default those of one seed are one.
         device: where the tensors live.
         dtype: of features and weights.
     """
@@ -41,18 +45,24 @@ class Cohort:
         keys: Sequence[Key],
         classes: int,
         *,
+        federations: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.graphs = alike(graphs)
         self.keys = tuple(keys)
+        if federations is None:
+            runs = groupby(seed for seed, _ in self.keys)
+            federations = [s for s, (_, run) in enumerate(runs) for _ in run]
+        self.federations = tuple(federations)
         self.classes = classes
         self.device = torch.device(device)
         self.dtype = dtype
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
         self._taken: dict[tuple[int, ...], Cohort] = {}
         self._kept: dict[Hashable, Any] = {}
-        self._own: tuple[dict[Hashable, Any], ...] = tuple({} for _ in self.graphs)
+        shared: dict[int, dict[Hashable, Any]] = {id(graph): {} for graph in self.graphs}
+        self._own = tuple(shared[id(graph)] for graph in self.graphs)
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -79,6 +89,7 @@ class Cohort:
             [self.graphs[k] for k in wanted],
             [self.keys[k] for k in wanted],
             self.classes,
+            federations=[self.federations[k] for k in wanted],
             device=self.device,
             dtype=self.dtype,
         )
@@ -89,10 +100,17 @@ class Cohort:
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
-        """Runs of clients of one seed: the federations that are stacked here."""
-        lengths = [len(list(run)) for _, run in groupby(seed for seed, _ in self.keys)]
+        """The clients of each federation that is stacked here."""
+        lengths = [len(list(run)) for _, run in groupby(self.federations)]
         ends = [0, *np.cumsum(lengths).tolist()]
         return tuple(slice(a, b) for a, b in pairwise(ends))
+
+    def constant(self, values: tuple[float, ...]) -> Tensor:
+        """Numbers as a tensor of the cohort's, copied to the device once."""
+        return self.once(
+            ("constant", values),
+            lambda cohort: torch.tensor(values, dtype=cohort.dtype, device=cohort.device),
+        )
 
     def once(self, key: Hashable, make: Callable[[Cohort], T]) -> T:
         """What `make` computes from this cohort, computed on first use and kept: node statistics,
@@ -113,13 +131,18 @@ class Cohort:
                 own[key] = make(graph)
         return [own[key] for own in self._own]
 
-    def draws(self, round_index: int) -> Draws:
-        return Draws(self.keys, round_index, self.device)
+    def draws(self, round_index: int | Tensor) -> Draws:
+        """The random draws of a round; the number may be a tensor on the cohort's device."""
+        return self._streams.of_round(round_index)
+
+    @cached_property
+    def _streams(self) -> Streams:
+        return Streams(self.keys, self.device)
 
     @cached_property
     def x(self) -> Tensor | SparseMatrix:
         """Features: dense `[N, F]`, or sparse and block-diagonal `[N, K·F]`."""
-        if sp.issparse(self.graphs[0].features):
+        if sp.issparse(self.graphs[0].features) and not self._better_dense:
             width = self.num_features
             blocks = [sp.csr_array(graph.features) for graph in self.graphs]
             for block in blocks:
@@ -138,8 +161,17 @@ class Cohort:
                 dtype=self.dtype,
                 device=self.device,
             )
-        dense = np.concatenate([graph.features for graph in self.graphs])
+        found = [graph.features for graph in self.graphs]
+        dense = np.concatenate([f.toarray() if sp.issparse(f) else f for f in found])
         return torch.from_numpy(dense).to(self.device, self.dtype)
+
+    @property
+    def _better_dense(self) -> bool:
+        """Whether sparse features are full enough for a GPU to do better with all entries."""
+        if self.device.type != "cuda":
+            return False
+        stored = sum(graph.features.nnz for graph in self.graphs)
+        return bool(stored > FULL * self.num_nodes * self.num_features)
 
     @cached_property
     def x_pointers(self) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -21,6 +23,9 @@ Message: TypeAlias = dict[str, Tensor]
 """Named tensors with a leading client axis; a scalar per client is a tensor `[K]`."""
 
 MODEL = "model/"
+
+Given: TypeAlias = Callable[[Callable[[int], npt.NDArray[Any]]], Tensor]
+"""Makes a tensor of what the host computes from a round's number."""
 
 
 def model_part(message: Mapping[str, Tensor]) -> Message:
@@ -45,8 +50,12 @@ class Local:
         memory: what each client keeps to itself from round to round.
         optimizer: which optimiser the clients use.
         steps: how many optimiser steps each client takes in this round.
-        round_index: the round, from 0.
+        phase: what of the round's number the method looks at (`Method.phase`).
+        round_index: the round, from 0. Training looks at `phase` and `given` instead.
         draws: the round's random draws; None in evaluation.
+        even: whether all clients of a federation have taken equally many steps so far, and will
+            in this round; None where nobody has looked.
+        give: makes the tensors of `given`, where an engine replays rounds.
         constants: what `Method.begin` computed once for this round.
         losses: mean loss of each client over its steps.
     """
@@ -58,8 +67,11 @@ class Local:
     memory: Message
     optimizer: OptimizerSpec
     steps: tuple[int, ...] = ()
+    phase: Hashable = None
     round_index: int = 0
     draws: Draws | None = None
+    even: bool | None = None
+    give: Given | None = None
     constants: Message = field(default_factory=dict)
     losses: Tensor | None = None
 
@@ -74,6 +86,21 @@ class Local:
         with torch.no_grad():
             output: Output = functional_call(self.network, dict(params), (self.cohort,))
         return output
+
+    @property
+    def learning_rates(self) -> Tensor:
+        """Each client's, `[K]`."""
+        blocks = enumerate(self.cohort.blocks)
+        rates = [
+            self.optimizer.of_block(b)[0] for b, own in blocks for _ in range(own.start, own.stop)
+        ]
+        return self.cohort.constant(tuple(rates))
+
+    def given(self, make: Callable[[int], npt.NDArray[Any]]) -> Tensor:
+        """A tensor that the host makes anew for every round, from the round's number."""
+        if self.give is not None:
+            return self.give(make)
+        return torch.from_numpy(np.asarray(make(self.round_index))).to(self.cohort.device)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Each client's mean cross-entropy over its own train nodes, `[K]`."""
@@ -95,11 +122,13 @@ class Local:
 
     def descend(self, method: LossAndGradient) -> None:
         """Full-batch steps on the method's loss; a client stops after its own number of steps."""
-        stepper = Optimizer(self.optimizer, self.params, self.memory, self.cohort.blocks)
+        run = self.optimizer
+        own = {name: method.optimizer_of(name, run) for name in self.params}
+        stepper = Optimizer(run, self.params, self.memory, self.cohort.blocks, own, self.even)
         total = self.cohort.num_train.new_zeros(len(self.cohort))
-        even = len(set(self.steps)) == 1
+        alike = len(set(self.steps)) == 1
         for step in range(max(self.steps)):
-            going = None if even else [k for k, limit in enumerate(self.steps) if step < limit]
+            going = None if alike else [k for k, limit in enumerate(self.steps) if step < limit]
             loss = method.loss(self)
             names, values = zip(*self.params.items(), strict=True)
             gradients = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
@@ -107,7 +136,7 @@ class Local:
             stepper.step(grads, going)
             total += loss.detach() if going is None else self._only(loss.detach(), going)
         stepper.finish()
-        self.losses = total / torch.tensor(self.steps, device=total.device)
+        self.losses = total / self.cohort.constant(self.steps)
 
     def _only(self, values: Tensor, clients: list[int]) -> Tensor:
         kept = torch.zeros_like(values)
@@ -125,3 +154,7 @@ class LossAndGradient:
     def correct(self, local: Local, grads: Message) -> Message:
         """The gradients to step with, for methods that correct them."""
         return grads
+
+    def optimizer_of(self, parameter: str, run: OptimizerSpec) -> OptimizerSpec:
+        """The optimiser of a parameter, for methods that give some their own learning rate."""
+        return run

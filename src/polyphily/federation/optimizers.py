@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from polyphily.nn.sparse import flat
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PREFIX = "optimizer/"
-_STEPS = PREFIX + "steps"
+STEPS = PREFIX + "steps"
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,35 @@ class OptimizerSpec:
 
     Attributes:
         kind: "adam" (L2 penalty added to the gradient), "adamw" (decoupled decay) or "sgd".
-        lr: learning rate.
-        weight_decay: coefficient of the decay.
+        lr: learning rate; several where federations that run side by side have their own.
+        weight_decay: coefficient of the decay; several likewise.
         momentum: of SGD.
         clip: largest norm of one client's gradient, all its parameters together; 0 is off.
         keep: whether moments survive from one round to the next.
     """
 
     kind: str = "adam"
-    lr: float = 0.01
-    weight_decay: float = 0.0
+    lr: float | tuple[float, ...] = 0.01
+    weight_decay: float | tuple[float, ...] = 0.0
     momentum: float = 0.0
     clip: float = 0.0
     keep: bool = False
+
+    def only(self, federations: Sequence[int]) -> OptimizerSpec:
+        """The spec of some of the federations."""
+
+        def cut(value: float | tuple[float, ...]) -> float | tuple[float, ...]:
+            return tuple(value[s] for s in federations) if isinstance(value, tuple) else value
+
+        return replace(self, lr=cut(self.lr), weight_decay=cut(self.weight_decay))
+
+    def of_block(self, block: int) -> tuple[float, float]:
+        """Learning rate and decay of one federation."""
+        lr, decay = self.lr, self.weight_decay
+        return (
+            lr[block] if isinstance(lr, tuple) else lr,
+            decay[block] if isinstance(decay, tuple) else decay,
+        )
 
 
 def initial_state(spec: OptimizerSpec, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -47,8 +63,8 @@ def initial_state(spec: OptimizerSpec, params: Mapping[str, Tensor]) -> dict[str
         for name, value in params.items()
         if spec.kind != "sgd" or spec.momentum
     }
-    clients = len(next(iter(params.values())))
-    return {**state, _STEPS: torch.zeros(clients, dtype=torch.int64)}
+    first = next(iter(params.values()))
+    return {**state, STEPS: torch.zeros(len(first), dtype=torch.int64, device=first.device)}
 
 
 class Optimizer:
@@ -61,6 +77,9 @@ class Optimizer:
         blocks: runs of clients that step in one call each. The kernels round the last numbers of a
             tensor differently from the rest, so federations that run side by side are kept apart:
             their steps are then those of separate runs to the bit.
+        own: specs of parameters that have one of their own; the kind is that of `spec`.
+        even: whether the clients of each block have stepped equally often, now and in all steps to
+            come. What an engine knows need not be read from the device; None looks.
     """
 
     def __init__(
@@ -69,59 +88,120 @@ class Optimizer:
         params: Mapping[str, Tensor],
         state: dict[str, Tensor],
         blocks: Sequence[slice] = (slice(None),),
+        own: Mapping[str, OptimizerSpec] | None = None,
+        even: bool | None = None,
     ) -> None:
         self.spec, self.params, self.state, self.blocks = spec, params, state, blocks
-        self._counts: list[int] = state[_STEPS].tolist()
+        self.own = own or {}
+        self._taken = 0
+        self._counts: list[int] | None = None
+        if not even:
+            self._counts = state[STEPS].tolist()
+        self._ticks: dict[str, tuple[Tensor, ...]] = {}
 
     def step(self, grads: Mapping[str, Tensor], clients: Sequence[int] | None = None) -> None:
         """One step for all clients, or for those given."""
         if self.spec.clip:
             grads = clipped(grads, self.spec.clip)
-        everybody = range(len(self._counts))
-        members = everybody if clients is None else clients
-        together = len(members) == len(everybody) and len(set(self._counts)) == 1
-        names = list(grads)
+        for names, rows in self._groups(list(grads), clients):
+            spec = self.own.get(names[0], self.spec)
+            lr, decay = spec.of_block(rows[0][0])
+            cut = [row for _, row in rows]
 
-        def pick(tensors: list[Tensor]) -> list[Tensor]:
-            rows: Iterable[int | slice] = self.blocks if together else members
-            return [tensor[row] for tensor in tensors for row in rows]
+            def pick(tensors: list[Tensor], cut: Sequence[slice | int] = cut) -> list[Tensor]:
+                return [tensor[row] for tensor in tensors for row in cut]
 
-        params = pick([self.params[name].detach() for name in names])
-        gradients = pick([grads[name].contiguous() for name in names])
-        with torch.no_grad():
-            if self.spec.kind == "sgd":
-                self._sgd(params, gradients, pick(self._slot("momentum", names)))
+            params = pick([self.params[name].detach() for name in names])
+            gradients = pick([grads[name].contiguous() for name in names])
+            with torch.no_grad():
+                if spec.kind == "sgd":
+                    buffers = pick(self._slot("momentum", names))
+                    self._sgd(params, gradients, buffers, lr, decay)
+                else:
+                    ticks = [tick for name in names for tick in self._times(name, rows)]
+                    means, squares = (pick(self._slot(s, names)) for s in ("mean", "square"))
+                    self._adam(params, gradients, means, squares, ticks, lr, decay)
+        if self._counts is not None:
+            for k in range(len(self._counts)) if clients is None else clients:
+                self._counts[k] += 1
+        self._taken += 1
+
+    def _groups(
+        self, names: list[str], clients: Sequence[int] | None
+    ) -> list[tuple[list[str], list[tuple[int, slice | int]]]]:
+        """Parameters and rows that step in one call: (names, [(block, rows of it), …])."""
+        rows = self._rows(clients)
+        by_spec: dict[OptimizerSpec, list[str]] = {}
+        for name in names:
+            by_spec.setdefault(self.own.get(name, self.spec), []).append(name)
+        groups = []
+        for spec, members in by_spec.items():
+            by_rate: dict[tuple[float, float], list[tuple[int, slice | int]]] = {}
+            for block, row in rows:
+                by_rate.setdefault(spec.of_block(block), []).append((block, row))
+            groups += [(members, alike) for alike in by_rate.values()]
+        return groups
+
+    def _rows(self, clients: Sequence[int] | None) -> list[tuple[int, slice | int]]:
+        """The rows that step, each with its block: whole blocks where their clients go together."""
+        counts = self._counts
+        if counts is None:
+            assert clients is None, "clients that step unevenly"
+            return list(enumerate(self.blocks))
+        members = set(range(len(counts)) if clients is None else clients)
+        rows: list[tuple[int, slice | int]] = []
+        for block, own in enumerate(self.blocks):
+            inside = range(*own.indices(len(counts)))
+            if members.issuperset(inside) and len({counts[k] for k in inside}) == 1:
+                rows.append((block, own))
             else:
-                first = [self._counts[0]] * len(self.blocks)
-                counts = first if together else [self._counts[k] for k in members]
-                self._adam(
-                    params,
-                    gradients,
-                    pick(self._slot("mean", names)),
-                    pick(self._slot("square", names)),
-                    counts * len(names),
-                )
-        for k in members:
-            self._counts[k] += 1
+                rows += [(block, k) for k in inside if k in members]
+        return rows
+
+    def _times(self, name: str, rows: Sequence[tuple[int, slice | int]]) -> list[Tensor]:
+        """How often the rows have stepped, a number for each on the device, for `adam` to raise."""
+        if self._counts is not None:
+            device = self.params[name].device
+            counts = self._counts
+            firsts = [
+                range(*r.indices(len(counts)))[0] if isinstance(r, slice) else r for _, r in rows
+            ]
+            return [torch.tensor(float(counts[k]), device=device) for k in firsts]
+        if name not in self._ticks:  # copies: each is raised by every step
+            steps = self.state[STEPS]
+            starts = [steps[own][0] for own in self.blocks]
+            self._ticks[name] = torch.stack(starts).to(torch.float32).unbind()
+        return [self._ticks[name][block] for block, _ in rows]
 
     def finish(self) -> None:
         """Writes the step counts back into the state."""
-        self.state[_STEPS] = torch.tensor(self._counts, dtype=torch.int64)
+        before = self.state[STEPS]
+        self.state[STEPS] = (
+            before + self._taken
+            if self._counts is None
+            else torch.tensor(self._counts, dtype=torch.int64, device=before.device)
+        )
 
     def _slot(self, slot: str, names: list[str]) -> list[Tensor]:
         found = [self.state.get(f"{PREFIX}{slot}/{name}") for name in names]
         return [tensor for tensor in found if tensor is not None]
 
-    def _sgd(self, params: list[Tensor], grads: list[Tensor], buffers: list[Tensor]) -> None:
-        spec = self.spec
+    def _sgd(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        buffers: list[Tensor],
+        lr: float,
+        decay: float,
+    ) -> None:
         sgd(
             params,
             grads,
             list(buffers) or [None] * len(params),
             fused=True,
-            weight_decay=spec.weight_decay,
-            momentum=spec.momentum,
-            lr=spec.lr,
+            weight_decay=decay,
+            momentum=self.spec.momentum,
+            lr=lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
@@ -133,24 +213,24 @@ class Optimizer:
         grads: list[Tensor],
         means: list[Tensor],
         squares: list[Tensor],
-        counts: list[int],
+        steps: list[Tensor],
+        lr: float,
+        decay: float,
     ) -> None:
-        spec = self.spec
-        device = params[0].device
         adam(
             params,
             grads,
             means,
             squares,
             [],
-            [torch.tensor(float(count), device=device) for count in counts],
+            steps,
             fused=True,
-            decoupled_weight_decay=spec.kind == "adamw",
+            decoupled_weight_decay=self.spec.kind == "adamw",
             amsgrad=False,
             beta1=0.9,
             beta2=0.999,
-            lr=spec.lr,
-            weight_decay=spec.weight_decay,
+            lr=lr,
+            weight_decay=decay,
             eps=1e-8,
             maximize=False,
         )

@@ -23,10 +23,12 @@ import torch
 import polyphily
 from polyphily.errors import TrainingError, UserError, unknown
 from polyphily.federation import settings as knobs
+from polyphily.federation.cohort import Cohort
 from polyphily.federation.folder import RunFolder
 from polyphily.federation.local import Local, Message
 from polyphily.federation.metrics import Evaluator
 from polyphily.federation.recipes import fill
+from polyphily.federation.replay import Replay
 from polyphily.federation.settings import Settings
 from polyphily.federation.simulation import RoundReport, Simulation
 from polyphily.federation.tracker import VIEWS, Tracker
@@ -136,7 +138,18 @@ def threads(count: int) -> Iterator[None]:
 
 
 class Execution:
-    """A run in progress: simulation, tracker and folder."""
+    """A run in progress: simulation, tracker and folder.
+
+    Args:
+        method: what is trained.
+        federations: one per seed; with `rates`, also several times the same.
+        settings: knobs; what is open is filled in.
+        out: the run folder, if there is one.
+        loading_seconds: what it took to get the data.
+        rates: (learning rate, weight decay) of each federation, in place of the settings'.
+        keep_best: whether the models of the best validation round are kept.
+        cohort: that of an earlier execution on the same federations, to use again.
+    """
 
     def __init__(
         self,
@@ -145,10 +158,13 @@ class Execution:
         settings: Settings,
         out: Path | None,
         loading_seconds: float = 0.0,
+        rates: Sequence[tuple[float, float]] | None = None,
+        keep_best: bool = True,
+        cohort: Cohort | None = None,
     ) -> None:
         began = time.perf_counter()
         first = federations[0]
-        _check_together(federations)
+        _check_together(federations, repeated=rates is not None)
         settings = dataclasses.replace(settings, backbone=settings.backbone or method.backbone)
         settings = fill(settings, first.kind, first.metric, dense=first.dense)
         settings.check()
@@ -160,7 +176,7 @@ class Execution:
         self.method, self.federations, self.settings = method, list(federations), settings
         self.folder = RunFolder(out) if out else None
         try:
-            self.simulation = Simulation(method, federations, settings)
+            self.simulation = Simulation(method, federations, settings, rates, known=cohort)
         except ValueError as error:
             raise UserError(str(error)) from None
         graphs = self.simulation.cohort.graphs
@@ -175,8 +191,10 @@ class Execution:
             view=self.view,
             one_model=method.evaluated == "global" and self._all_shared(),
         )
-        self.selection = selection
+        self.selection, self.keep_best = selection, keep_best
+        self._scoring: dict[int, Replay[tuple[torch.Tensor, Message]]] = {}
         self.reports: list[dict[str, Any]] = []
+        self.watched = True  # whether anybody looks at the records of rounds
         self.setup_seconds = loading_seconds + time.perf_counter() - began
 
     def _all_shared(self) -> bool:
@@ -196,16 +214,19 @@ class Execution:
 
     def go(self, progress: Progress | None = None) -> Result:
         """Runs to the end and writes what a run leaves behind."""
-        with threads(self.settings.threads or self._usual_threads()):
-            return self._go(progress)
+        with threads(self.settings.threads or self.usual_threads()):
+            self.advance_to_the_end(progress)
+            return self._finish()
 
-    def _usual_threads(self) -> int:
+    def usual_threads(self) -> int:
         """One thread for small cohorts: more would wait for each other more than they work."""
         work = self.simulation.cohort.num_nodes * (self.settings.hidden or 1)
         return 1 if work < SMALL else torch.get_num_threads()
 
-    def _go(self, progress: Progress | None) -> Result:
+    def advance_to_the_end(self, progress: Progress | None = None) -> None:
+        """All rounds that are left; `tracker` has the scores."""
         simulation, settings = self.simulation, self.settings
+        self.watched = progress is not None
         try:
             while simulation.round < settings.rounds:
                 if len(simulation.stopped) == len(simulation.cohort):
@@ -223,7 +244,6 @@ class Execution:
                 self._write_models(self._last())
                 self.checkpoint()
             raise
-        return self._finish()
 
     def checkpoint(self) -> None:
         assert self.folder
@@ -266,19 +286,30 @@ class Execution:
 
     def _score(self) -> None:
         simulation = self.simulation
-        for view in VIEWS:
-            local = simulation.received() if view == "received" else simulation.trained()
-            scores = self.evaluator.scores(simulation.predict(local)).cpu().numpy()
-            better = self.tracker.update(view, scores, simulation.round)
-            if view == self.view and better.any():
-                self.tracker.keep_models(local.params, better)
+        if simulation.moves not in self._scoring:
+            work = Replay(lambda _: self._scored(), simulation.device)
+            self._scoring = {simulation.moves: work}
+        found = self._scoring[simulation.moves](simulation.round)
+        scores, params = self._scored() if found is None else found
+        for view, values in zip(VIEWS, scores.cpu().numpy(), strict=True):
+            better = self.tracker.update(view, values, simulation.round)
+            if view == self.view and better.any() and self.keep_best:
+                self.tracker.keep_models(params, better)
         simulation.stopped |= set(self.tracker.stalled(self.settings.patience))
+
+    def _scored(self) -> tuple[torch.Tensor, Message]:
+        """Scores of both views, and the parameters of the one that the method is evaluated in."""
+        simulation = self.simulation
+        views = {"received": simulation.received(), "trained": simulation.trained()}
+        scores = [self.evaluator.scores(simulation.predict(views[view])) for view in VIEWS]
+        return torch.stack(scores), views[self.view].params
 
     def _record(self, report: RoundReport, seconds: float) -> dict[str, Any]:
         evaluated = bool(self.tracker.recent["received"]) and (
             report.round % self.settings.evaluate_every == 0 or report.round == self.settings.rounds
         )
         runs = []
+        looked_at = self.folder is not None or self.watched
         for s, federation in enumerate(self.federations):
             runs.append(
                 {
@@ -289,7 +320,7 @@ class Execution:
                     "selected": len(report.selected[s]),
                     "failed": report.failed[s],
                     "refused": report.refused[s],
-                    **(self.tracker.current(s) if evaluated else {}),
+                    **(self.tracker.current(s) if evaluated and looked_at else {}),
                 }
             )
         record: dict[str, Any] = {
@@ -468,9 +499,9 @@ def check_device(device: str) -> None:
         raise UserError(f"--device {device}: {found} CUDA device is there; use --device cpu")
 
 
-def _check_together(federations: Sequence[Federation]) -> None:
+def _check_together(federations: Sequence[Federation], *, repeated: bool) -> None:
     first = federations[0]
-    if len({f.seed for f in federations}) < len(federations):
+    if len({f.seed for f in federations}) < len(federations) and not repeated:
         raise UserError("federations that run side by side need different seeds")
     for other in federations[1:]:
         if other.classes != first.classes:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,7 +23,8 @@ from polyphily.errors import TrainingError
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.local import Local, Message, as_model, model_part
 from polyphily.federation.optimizers import PREFIX as OPTIMIZER
-from polyphily.federation.optimizers import OptimizerSpec, initial_state
+from polyphily.federation.optimizers import STEPS, OptimizerSpec, initial_state
+from polyphily.federation.replay import Given, Replay, ServerDraws, Unknown
 from polyphily.federation.settings import Settings
 from polyphily.graphs.federation import Federation
 from polyphily.graphs.random import derive, generator
@@ -41,12 +44,27 @@ def train_locally(
     optimizer: OptimizerSpec,
     steps: Sequence[int],
     round_index: int,
+    given: Given | None = None,
 ) -> tuple[Message, Message, Tensor]:
     """One round at the clients of a cohort, one or many: what a deployed site runs, too.
+
+    Args:
+        method: what is trained.
+        network: the backbone.
+        cohort: the clients.
+        received: what the server sent.
+        memory: what the clients have kept.
+        optimizer: which optimiser they use.
+        steps: how many steps each client takes.
+        round_index: the round, from 0.
+        given: where the round is recorded to be replayed: brings in what the host computes. The
+            clients of a federation have then taken equally many steps.
 
     Returns:
         What the clients upload, their memories after the round, and each client's mean loss.
     """
+    alike = len(set(steps)) == 1
+    number = round_index if given is None else given(lambda r: np.asarray(r, dtype=np.int64))
     local = Local(
         cohort=cohort,
         network=network,
@@ -55,8 +73,11 @@ def train_locally(
         memory=dict(memory),
         optimizer=optimizer,
         steps=tuple(steps),
-        round_index=round_index,
-        draws=cohort.draws(round_index),
+        phase=method.phase(round_index),
+        round_index=round_index if given is None else cast(int, Unknown("the round's number")),
+        draws=cohort.draws(number),
+        even=alike if given is not None or not optimizer.keep else None,
+        give=given,
     )
     local.params = {
         name: value.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
@@ -74,13 +95,51 @@ def train_locally(
         changed = {name: value.detach() for name, value in method.update_memory(local).items()}
     trained = as_model({name: value.detach() for name, value in local.params.items()})
     kept = {n: t for n, t in local.memory.items() if optimizer.keep or not n.startswith(OPTIMIZER)}
-    losses = torch.zeros(len(cohort)) if local.losses is None else local.losses
+    losses = cohort.num_train.new_zeros(len(cohort)) if local.losses is None else local.losses
     return upload, {**kept, **changed, **trained}, losses
 
 
 def payload(message: Message) -> int:
     """Bytes of one client's share of a message."""
     return sum(t[0].numel() * t.element_size() for t in message.values())
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a round at the clients leaves: stacked over those that took part.
+
+    Attributes:
+        uploads: what they send.
+        memory: what they keep.
+        losses: their mean losses.
+        fine: whether a client's sums are finite; a sum may also be too large.
+        bytes_down: what was sent to each.
+        aggregated: the servers' new states from all uploads, where that is recorded.
+    """
+
+    uploads: Message
+    memory: Message
+    losses: Tensor
+    fine: Tensor
+    bytes_down: int
+    aggregated: Callable[[], list[State] | None] | None = None
+
+    @classmethod
+    def of(cls, uploads: Message, memory: Message, losses: Tensor, downloads: Message) -> _Trained:
+        fine = torch.isfinite(losses)
+        for tensor in uploads.values():  # NaN and infinity stay in a sum, and a sum is cheap
+            fine = fine & torch.isfinite(flat(tensor).sum(dim=1))
+        return cls(uploads, memory, losses, fine, payload(downloads))
+
+    def finite(self) -> list[bool]:
+        """Which clients sent finite numbers only (the loss stands in where nothing is sent)."""
+        found: list[bool] = self.fine.tolist()
+        if not all(found):  # look at every number
+            fine = torch.isfinite(self.losses)
+            for tensor in self.uploads.values():
+                fine &= torch.isfinite(flat(tensor)).all(dim=1)
+            found = fine.tolist()
+        return found
 
 
 @dataclass
@@ -103,42 +162,46 @@ class Simulation:
 
     Attributes:
         method: what is trained.
-        federations: one per seed.
+        federations: one per seed; also several times the same, with rates of their own.
         settings: with every knob filled in.
+        rates: (learning rate, weight decay) of each federation, in place of the settings'.
         states: the servers' states.
         memory: what the clients keep, stacked over all federations' clients.
         round: how many rounds are complete.
         stopped: clients that take no part any more (early stopping), over all federations.
+        obstacle: why rounds are not replayed as CUDA graphs, if they are not.
+        known: the cohort of these very federations, where it is at hand already.
+        moves: how often states or memories have moved to other tensors; they stay where they are
+            on a GPU, for what is recorded to find them.
     """
 
     method: Method
     federations: Sequence[Federation]
     settings: Settings
+    rates: Sequence[tuple[float, float]] | None = None
     states: list[State] = field(default_factory=list)
     memory: Message = field(default_factory=dict)
     round: int = 0
     stopped: set[int] = field(default_factory=set)
+    obstacle: str | None = None
+    moves: int = 0
+    known: Cohort | None = None
 
     def __post_init__(self) -> None:
         settings, first = self.settings, self.federations[0]
         self.device = torch.device(settings.device)
         self.dtype = getattr(torch, settings.dtype)
-        keys = [(f.seed, k) for f in self.federations for k in range(len(f.clients))]
-        graphs = [graph for f in self.federations for graph in f.clients]
-        self.cohort = Cohort(graphs, keys, len(first.classes), device=self.device, dtype=self.dtype)
+        self.cohort = self.known or Cohort(
+            [graph for f in self.federations for graph in f.clients],
+            [(f.seed, k) for f in self.federations for k in range(len(f.clients))],
+            len(first.classes),
+            federations=[s for s, f in enumerate(self.federations) for _ in f.clients],
+            device=self.device,
+            dtype=self.dtype,
+        )
         self.memory_budget = free_memory(self.device) // 2
         self.starts = [0, *np.cumsum([len(f.clients) for f in self.federations]).tolist()]
-        assert settings.lr is not None
-        assert settings.optimizer is not None
-        assert settings.weight_decay is not None
-        self.optimizer = OptimizerSpec(
-            kind=settings.optimizer,
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            momentum=settings.momentum,
-            clip=settings.clip,
-            keep=bool(settings.keep_optimizer),
-        )
+        self.optimizer = self._optimizer()
         shape = network_shape(settings, self.cohort.num_features, len(first.classes))
         assert settings.backbone is not None
         networks = [
@@ -146,7 +209,24 @@ class Simulation:
             for f in self.federations
         ]
         self.network = networks[0].to(self.device, self.dtype)
+        self._even = True  # all clients of a federation have taken equally many steps
+        self._recorded: dict[Hashable, tuple[Replay[_Trained], Replay[list[State]]]] = {}
         self._open([n.to(self.device, self.dtype) for n in networks])
+
+    def _optimizer(self) -> OptimizerSpec:
+        settings = self.settings
+        assert settings.lr is not None
+        assert settings.optimizer is not None
+        assert settings.weight_decay is not None
+        rates = self.rates or []
+        return OptimizerSpec(
+            kind=settings.optimizer,
+            lr=tuple(lr for lr, _ in rates) or settings.lr,
+            weight_decay=tuple(decay for _, decay in rates) or settings.weight_decay,
+            momentum=settings.momentum,
+            clip=settings.clip,
+            keep=bool(settings.keep_optimizer),
+        )
 
     def _open(self, networks: Sequence[Backbone]) -> None:
         initial = [{n: p.detach() for n, p in net.named_parameters()} for net in networks]
@@ -177,11 +257,10 @@ class Simulation:
         began = time.perf_counter()
         plan = [self._plan(s) for s in range(len(self.federations))]
         active = [self.starts[s] + k for s, (_, _, ks) in enumerate(plan) for k in ks]
-        downloads = self._download([ks for _, _, ks in plan])
-        uploads, memory, losses = self._train(active, downloads)
-        finite = _finite(uploads, losses)
         counts = [len(ks) for _, _, ks in plan]
         ends = np.cumsum([0, *counts]).tolist()
+        trained = self._replayed(active) or self._train(active, [ks for _, _, ks in plan])
+        finite = trained.finite()
         good = [[row for row in range(a, b) if finite[row]] for a, b in pairwise(ends)]
         for s, count in enumerate(counts):
             if count and not good[s]:
@@ -190,20 +269,18 @@ class Simulation:
                     f"({count} clients, seed {self.federations[s].seed}). The last good model is "
                     "that of the round before. A smaller --lr or --clip 1.0 usually mends this."
                 )
-        up, down = payload(uploads), [self._bytes_down(s) for s in range(len(plan))]
-        for s, rows in enumerate(good):
-            if rows:
-                clients = tuple(plan[s][2][row - ends[s]] for row in rows)
-                tensors = {n: t if len(rows) == len(t) else t[rows] for n, t in uploads.items()}
-                rng = generator(self.federations[s].seed, f"server/{self.round}")
-                self.states[s] = self.method.aggregate(
-                    self.states[s], Uploads(clients, tensors), rng
-                )
-        self._keep(active, memory, finite)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        states = trained.aggregated() if trained.aggregated and all(finite) else None
+        if states is None:
+            states = [
+                self._aggregate(s, [plan[s][2][row - ends[s]] for row in rows], rows, trained)
+                for s, rows in enumerate(good)
+            ]
+        for state, renewed in zip(self.states, states, strict=True):
+            self._store(state, renewed)
+        self._keep(active, trained.memory, finite)
+        self._even &= len(active) == len(self.cohort) and all(finite)
         self.round += 1
-        loss = losses.tolist()
+        loss = trained.losses.tolist()
         return RoundReport(
             round=self.round,
             seconds=time.perf_counter() - began,
@@ -214,15 +291,117 @@ class Simulation:
                 [k for row, k in enumerate(ks, start) if not finite[row]]
                 for start, (_, _, ks) in zip(ends, plan, strict=False)
             ],
-            bytes_up=[up * n for n in counts],
-            bytes_down=[
-                size * len(chosen) for size, (chosen, _, _) in zip(down, plan, strict=True)
-            ],
+            bytes_up=[payload(trained.uploads) * n for n in counts],
+            bytes_down=[trained.bytes_down * len(chosen) for chosen, _, _ in plan],
         )
 
-    def _bytes_down(self, s: int) -> int:
-        """What the server of federation `s` sends to one client now."""
-        return payload(self.method.download(self.states[s], [0]))
+    def _aggregate(
+        self, s: int, clients: Sequence[int], rows: Sequence[int], trained: _Trained
+    ) -> State:
+        """The new state of federation `s`, from the uploads in `rows`."""
+        if not rows:
+            return self.states[s]
+        together = list(rows) == list(range(rows[0], rows[-1] + 1))
+        cut = slice(rows[0], rows[-1] + 1) if together else list(rows)
+        tensors = {n: t[cut] for n, t in trained.uploads.items()}
+        rng = self._server_rng(s, self.round)
+        return self.method.aggregate(self.states[s], Uploads(tuple(clients), tensors), rng)
+
+    def _server_rng(self, s: int, round_index: int) -> np.random.Generator:
+        return generator(self.federations[s].seed, f"server/{round_index}")
+
+    # Replaying a round -----------------------------------------------------------------------
+
+    def _replayed(self, active: Sequence[int]) -> _Trained | None:
+        """The round as a CUDA graph, where it is the same work as every round of its phase."""
+        low, high = self.settings.epoch_range()
+        if self.device.type != "cuda":
+            return None
+        if not self._even or len(active) < len(self.cohort):
+            self.obstacle = "not every client takes part in every round"
+        elif low != high:
+            self.obstacle = "clients draw their number of steps"
+        elif self.settings.engine != "stacked" or len(self._groups(active)) > 1:
+            self.obstacle = "clients train one group after the other"
+        else:
+            phase = self.method.phase(self.round)
+            if phase not in self._recorded:
+                self._recorded[phase] = self._recording()
+            clients, server = self._recorded[phase]
+            trained = clients(self.round)
+            self.obstacle = clients.obstacle or server.obstacle
+            if trained is None:
+                return None
+            return replace(trained, aggregated=lambda: server(self.round))
+        return None
+
+    def _recording(self) -> tuple[Replay[_Trained], Replay[list[State]]]:
+        """The work of a round at the clients, and at the servers."""
+        everyone = [list(range(len(f.clients))) for f in self.federations]
+        active, steps = range(len(self.cohort)), self.settings.epoch_range()[0]
+        first = self.round
+
+        def at_clients(given: Given) -> _Trained:
+            downloads = self._download(everyone)
+            uploads, memory, losses = train_locally(
+                self.method,
+                self.network,
+                self.cohort,
+                downloads,
+                self.memory,
+                self.optimizer,
+                [steps] * len(active),
+                first,
+                given,
+            )
+            return _Trained.of(uploads, self._apart(memory, self.memory), losses, downloads)
+
+        clients = Replay(at_clients, self.device)
+
+        def at_servers(given: Given) -> list[State]:
+            assert clients.result is not None
+            uploads, states = clients.result.uploads, []
+            for s, (state, (a, b)) in enumerate(
+                zip(self.states, pairwise(self.starts), strict=True)
+            ):
+                sent = Uploads(tuple(everyone[s]), {n: t[a:b] for n, t in uploads.items()})
+                rng = cast(np.random.Generator, ServerDraws(given, partial(self._server_rng, s)))
+                states.append(self._apart(self.method.aggregate(state, sent, rng), state))
+            return states
+
+        return clients, Replay(at_servers, self.device)
+
+    def _apart(self, new: Message, old: Message) -> Message:
+        """Copies of what shares memory with an entry of another name, which is to change."""
+        places = {t.untyped_storage().data_ptr() for t in old.values()}
+        return {
+            n: t if t is old.get(n) or t.untyped_storage().data_ptr() not in places else t.clone()
+            for n, t in new.items()
+        }
+
+    def _forget(self) -> None:
+        """Drops what was recorded, because tensors have moved."""
+        self._recorded.clear()
+        self.moves += 1
+
+    def _store(self, old: Message, new: Message) -> None:
+        """Replaces a state or memory; on a GPU in place, where what was recorded will look."""
+        if new is old:
+            return
+        if self.device.type == "cuda":
+            same = old.keys() == new.keys() and all(
+                t.shape == old[n].shape and t.dtype == old[n].dtype for n, t in new.items()
+            )
+            if same:
+                for name, tensor in self._apart(new, old).items():
+                    if tensor is not old[name]:
+                        old[name].copy_(tensor)
+                return
+            new = {n: t.clone() for n, t in new.items()}
+            self._forget()
+        changed = dict(new)
+        old.clear()
+        old.update(changed)
 
     def _plan(self, s: int) -> tuple[list[int], list[int], list[int]]:
         """Who is selected, who fails to answer, and who answers, in federation `s`."""
@@ -262,30 +441,37 @@ class Simulation:
             else {}
         )
 
-    def _train(self, active: Sequence[int], downloads: Message) -> tuple[Message, Message, Tensor]:
+    def _train(self, active: Sequence[int], clients: Sequence[Sequence[int]]) -> _Trained:
+        downloads = self._download(clients)
         if not active:
-            return {}, {}, torch.zeros(0)
+            none = self.cohort.num_train.new_zeros(0)
+            return _Trained({}, {}, none, none.bool(), self._bytes_down())
         steps = self._steps(active)
         results = []
         for group in self._groups(active):
             members = [active[i] for i in group]
             whole = len(members) == len(self.cohort)
+            cohort = self.cohort.take(members)
             results.append(
                 train_locally(
                     self.method,
                     self.network,
-                    self.cohort.take(members),
+                    cohort,
                     {n: t[group.start : group.stop] for n, t in downloads.items()},
                     self.memory if whole else {n: t[members] for n, t in self.memory.items()},
-                    self.optimizer,
+                    self.optimizer.only(list(dict.fromkeys(cohort.federations))),
                     [steps[i] for i in group],
                     self.round,
                 )
             )
-        if len(results) == 1:
-            return results[0]
         uploads, memories, losses = zip(*results, strict=True)
-        return _stack(uploads), _stack(memories), torch.cat(losses)
+        if len(results) == 1:
+            return _Trained.of(uploads[0], memories[0], losses[0], downloads)
+        return _Trained.of(_stack(uploads), _stack(memories), torch.cat(losses), downloads)
+
+    def _bytes_down(self) -> int:
+        """What a server sends to one client now."""
+        return payload(self.method.download(self.states[0], [0]))
 
     def _groups(self, active: Sequence[int]) -> list[range]:
         """Which clients train together: all, or as many as memory allows; one by one if asked.
@@ -313,15 +499,15 @@ class Simulation:
 
     def _keep(self, active: Sequence[int], memory: Message, finite: Sequence[bool]) -> None:
         """Stores the memories of the clients whose update was accepted; the rest keep theirs."""
-        if len(active) == len(self.cohort) and all(finite):
-            self.memory = memory
-            return
-        rows = [row for row, fine in enumerate(finite) if fine]
-        clients = [active[row] for row in rows]
-        for name, value in memory.items():
-            updated = self.memory[name].clone()
-            updated[clients] = value[rows]
-            self.memory[name] = updated
+        if not (len(active) == len(self.cohort) and all(finite)):
+            rows = [row for row, fine in enumerate(finite) if fine]
+            clients = [active[row] for row in rows]
+            before, after = dict(self.memory), memory
+            memory = {}
+            for name, value in before.items():
+                memory[name] = value.clone()
+                memory[name][clients] = after[name][rows] if name in after else value[clients]
+        self._store(self.memory, memory)
 
     # Views -----------------------------------------------------------------------------------
 
@@ -346,6 +532,7 @@ class Simulation:
             received=received,
             memory=self.memory,
             optimizer=self.optimizer,
+            phase=self.method.phase(self.round),
             round_index=self.round,
         )
 
@@ -364,6 +551,8 @@ class Simulation:
 
     def restore(self, tensors: Message, round_index: int, stopped: Sequence[int]) -> None:
         self.round, self.stopped = round_index, set(stopped)
+        self._forget()
+        self._even = False  # nobody knows
         self.memory = {n: tensors[f"memory/{n}"].to(t.device) for n, t in self.memory.items()}
         for s in range(len(self.states)):
             prefix = f"state/{s}/"
@@ -372,6 +561,12 @@ class Simulation:
                 for n, t in tensors.items()
                 if n.startswith(prefix)
             }
+        counts = self.memory.get(STEPS)
+        if counts is None:
+            self._even = True
+        else:
+            parts = [set(counts[own].tolist()) for own in self.cohort.blocks]
+            self._even = all(len(part) == 1 for part in parts)
 
 
 def free_memory(device: torch.device) -> int:
@@ -404,16 +599,3 @@ def network_shape(settings: Settings, features: int, classes: int) -> Shape:
 
 def _stack(messages: Sequence[Message]) -> Message:
     return {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
-
-
-def _finite(uploads: Message, losses: Tensor) -> list[bool]:
-    """Which clients sent finite numbers only (the loss stands in where nothing is sent)."""
-    fine = torch.isfinite(losses)
-    for tensor in uploads.values():  # NaN and infinity stay in a sum, and a sum is cheap
-        fine &= torch.isfinite(flat(tensor).sum(dim=1))
-    if not fine.all():  # a sum may also be too large: look at every number
-        fine = torch.isfinite(losses)
-        for tensor in uploads.values():
-            fine &= torch.isfinite(flat(tensor)).all(dim=1)
-    found: list[bool] = fine.tolist()
-    return found

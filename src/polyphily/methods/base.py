@@ -7,7 +7,7 @@ many clients); server hooks see uploads and the server's own state, and nothing 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -70,6 +70,10 @@ class Method(LossAndGradient):
     evaluated: ClassVar[Literal["global", "personal"]] = "global"
     selection: ClassVar[Literal["federation", "client"]] = "federation"
     backbone: ClassVar[str | None] = None  # what the method is made for, if the user names none
+
+    def phase(self, round_index: int) -> Hashable:
+        """What of a round's number the clients look at: rounds of one phase do the same work."""
+        return None
 
     # At the clients --------------------------------------------------------------------------
 

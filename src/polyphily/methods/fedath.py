@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.local import Local, Message
-from polyphily.federation.optimizers import Optimizer
+from polyphily.federation.optimizers import OptimizerSpec
 from polyphily.graphs.random import derive
 from polyphily.methods.base import parameter, register
 from polyphily.methods.fedavg import FedAvg
@@ -206,7 +206,7 @@ def hsic(one: Tensor, two: Tensor, segments: Segments, scale: str) -> Tensor:
     if scale == "alignment":
         norms = cross_square(one, one, segments) * cross_square(two, two, segments)
         return trace / norms.clamp(min=1e-12).sqrt()
-    sizes = torch.tensor(segments.sizes, dtype=one.dtype, device=one.device)
+    sizes = segments.counts.to(one.dtype)
     return trace / ((sizes - 1).clamp(min=1).square() if scale == "pairs" else sizes)
 
 
@@ -339,34 +339,7 @@ class FedATH(FedAvg):
             loss = loss + self.independence * hsic(causal, biased, segments, self.hsic)
         return loss
 
-    def train(self, local: Local) -> None:
-        """As `Local.descend`, with an optimiser for each part of the network (each clips its own
-        gradient where clipping is on)."""
-        parts = {
-            part: [name for name in local.params if name.startswith(part)]
-            for part in (CAUSAL, EVALUATOR, BIASED)
-        }
-        own = replace(local.optimizer, lr=self.evaluator_lr or local.optimizer.lr)
-        steppers = {
-            part: Optimizer(
-                own if part == EVALUATOR else local.optimizer,
-                {name: local.params[name] for name in names},
-                local.memory,
-                local.cohort.blocks,
-            )
-            for part, names in parts.items()
-        }
-        limits = torch.tensor(local.steps, device=local.cohort.device)
-        total = local.cohort.num_train.new_zeros(len(local.cohort))
-        for step in range(max(local.steps)):
-            going = [k for k, limit in enumerate(local.steps) if step < limit]
-            loss = self.loss(local)
-            values = list(local.params.values())
-            gradients = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
-            grads = dict(zip(local.params, gradients, strict=True))
-            for part, names in parts.items():
-                steppers[part].step({name: grads[name] for name in names}, going)
-            total += torch.where(step < limits, loss.detach(), 0)
-        for stepper in steppers.values():
-            stepper.finish()
-        local.losses = total / limits
+    def optimizer_of(self, parameter: str, run: OptimizerSpec) -> OptimizerSpec:
+        if self.evaluator_lr and parameter.startswith(EVALUATOR):
+            return replace(run, lr=self.evaluator_lr)
+        return run

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from polyphily.federation.local import Local, Message, as_model, model_part
 from polyphily.methods.base import Method, State, Uploads, parameter, register, to_each
@@ -37,8 +36,7 @@ class FedAvg(Method):
             "train": cohort.train_segments.sizes,
             "uniform": (1,) * len(cohort),
         }[self.weighting]
-        weight = torch.tensor(counts, dtype=cohort.dtype, device=cohort.device)
-        return {**super().upload(local), WEIGHT: weight}
+        return {**super().upload(local), WEIGHT: cohort.constant(counts)}
 
     def open(self, shared: Message, clients: int) -> State:
         return as_model(shared)

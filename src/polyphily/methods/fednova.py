@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from polyphily.federation.local import Local, Message, as_model, model_part
 from polyphily.methods.base import State, Uploads, register
@@ -26,10 +25,8 @@ class FedNova(FedAvg):
 
     def upload(self, local: Local) -> Message:
         rho = local.optimizer.momentum if local.optimizer.kind == "sgd" else 0.0
-        effort = [(t - rho * (1 - rho**t) / (1 - rho)) / (1 - rho) for t in local.steps]
-        cohort = local.cohort
-        efforts = torch.tensor(effort, dtype=cohort.dtype, device=cohort.device)
-        return {**super().upload(local), EFFORT: efforts}
+        effort = tuple((t - rho * (1 - rho**t) / (1 - rho)) / (1 - rho) for t in local.steps)
+        return {**super().upload(local), EFFORT: local.cohort.constant(effort)}
 
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
         weights, effort = uploads[WEIGHT], uploads[EFFORT]

@@ -4,7 +4,6 @@ server favours clients whose homophily is near the federation's."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -17,7 +16,6 @@ from polyphily.errors import UserError
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.local import Local, Message, as_model
 from polyphily.graphs.graph import UNLABELLED
-from polyphily.graphs.random import generator
 from polyphily.heterogeneity.spectral import Laplacian, high_frequency_area
 from polyphily.methods.base import State, Uploads, parameter, register
 from polyphily.methods.fedavg import WEIGHT, FedAvg
@@ -31,9 +29,10 @@ from polyphily.nn.decoupled import (
     channel_of,
     edge_kinds,
 )
+from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
 
-AREA, FISHER, HIDDEN = "high_frequency_area", "fisher/", "hidden"
+AREA, FISHER = "high_frequency_area", "fisher/"
 
 
 @register(
@@ -127,39 +126,32 @@ class FedSPA(FedAvg):
         areas = [high_frequency_area(graph, kind) for graph in cohort.graphs]  # equation 7
         return {AREA: torch.tensor(areas, dtype=cohort.dtype, device=cohort.device)}
 
-    def begin(self, local: Local) -> Message:
-        """Which train nodes hide their labels, `[steps, train nodes]`: the given share of each
-        client's, one at least, drawn anew for every step.
-
-        The stream is named by seed and round alone. A node's draw then depends on its place in its
-        own client, not on who else is there, and costs the dropout's streams nothing.
-        """
-        if not self.sfpd or self.hidden_share == 0:
-            return {}
-        cohort = local.cohort
-        masks = np.zeros((max(local.steps, default=0), len(cohort.train_nodes)), dtype=np.bool_)
-        bounds = pairwise(cohort.train_segments.pointers)
-        for (seed, _), (start, stop) in zip(cohort.keys, bounds, strict=True):
-            rng = generator(seed, f"hidden labels/{local.round_index}")
-            count = max(1, round(self.hidden_share * (stop - start)))
-            for mask in masks:
-                mask[start + rng.permutation(stop - start)[:count]] = True
-        return {HIDDEN: torch.from_numpy(masks).to(cohort.device)}
-
     def loss(self, local: Local) -> Tensor:
-        if not len(local.constants.get(HIDDEN, ())):
+        if not self.sfpd or self.hidden_share == 0 or local.draws is None:
             return super().loss(local)
         cohort = local.cohort
-        hidden = local.constants[HIDDEN][0]
-        local.constants[HIDDEN] = local.constants[HIDDEN][1:]  # the next step takes the next mask
-        labels = cohort.labels.clone()
-        labels[cohort.train_nodes[hidden]] = UNLABELLED
-        kinds = edge_kinds(cohort, labels)
+        hidden = self.hides(cohort, local.draws)
+        labels = cohort.labels.index_put(
+            (cohort.train_nodes,), torch.where(hidden, UNLABELLED, cohort.train_labels)
+        )
+        kinds = edge_kinds(cohort, labels, moving=True)
         output: Output = functional_call(local.network, local.params, (cohort, local.draws, kinds))
         logits = output.logits[cohort.train_nodes]
         losses = F.cross_entropy(logits, cohort.train_labels, reduction="none") * hidden
         count = cohort.train_segments.sum(hidden.to(cohort.dtype))
         return cohort.train_segments.sum(losses) / count.clamp(min=1)
+
+    def hides(self, cohort: Cohort, draws: Draws) -> Tensor:
+        """Which train nodes hide their labels in this step: the given share of each client's, one
+        at least, those that draw the lowest numbers."""
+        segments = cohort.train_segments
+        lots = draws.uniform(1, segments.pointers).squeeze(1)
+        order = (lots + segments.owner).argsort()  # client by client, as the nodes are
+        shares = (max(1, round(self.hidden_share * size)) for size in segments.sizes)
+        quota = cohort.constant(tuple(shares)).long()[segments.owner]
+        starts = cohort.constant(segments.pointers[:-1]).long()[segments.owner]
+        rank = torch.arange(len(order), device=order.device) - starts
+        return torch.empty_like(quota, dtype=torch.bool).index_put((order,), rank < quota)
 
     def correct(self, local: Local, grads: Message) -> Message:
         if local.optimizer.kind != "sgd":  # Adam divides the factor out again
@@ -225,6 +217,6 @@ def bias_weights(values: Tensor, nodes: Tensor) -> Tensor:
     deviation = (values - globe).abs().mean(dim=1)
     low, high = deviation.aminmax()
     rounding = 100 * torch.finfo(values.dtype).eps * values.abs().mean(dim=1).amax()
-    if high - low <= rounding:
-        return torch.full_like(deviation, 1 / len(deviation))
-    return torch.softmax((low - deviation) / (high - low), dim=0)
+    spread = high - low
+    gamma = torch.where(spread > rounding, (deviation - low) / spread, 0)
+    return torch.softmax(-gamma, dim=0)

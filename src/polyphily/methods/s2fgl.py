@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,6 +23,7 @@ from polyphily.nn.similarity_spectrum import extremes, projections, unit
 PROTOTYPES, COUNTS, REPOSITORY = "prototypes", "counts", "repository"
 ANCHORS, GLOBAL_LOG_SHARES = "anchors", "global log shares"  # constants of a round: NLIR,
 GLOBAL_BASIS, GLOBAL_PROJECTIONS = "global basis", "global projections"  # and FGMA
+STRENGTH, PLAIN, ALIGNED = "strength", "plain", "aligned"
 
 
 @register("s2fgl", cite="Tan et al., S2FGL: Spatial Spectral Federated Graph Learning, ICML 2025")
@@ -127,16 +129,19 @@ class S2FGL(FedAvg):
 
     # Local training --------------------------------------------------------------------------
 
-    def strength(self, local: Local) -> float:
-        """The factor of both terms in this round: 0 in the first and during warm-up, then to 1."""
-        if local.round_index < max(self.warm_up, 1):
+    def phase(self, round_index: int) -> str:
+        return PLAIN if self.strength(round_index) == 0 else ALIGNED
+
+    def strength(self, round_index: int) -> float:
+        """The factor of both terms in a round: 0 in the first and during warm-up, then to 1."""
+        if round_index < max(self.warm_up, 1):
             return 0.0
-        return min(1.0, (local.round_index - self.warm_up + 1) / max(self.ramp, 1))
+        return min(1.0, (round_index - self.warm_up + 1) / max(self.ramp, 1))
 
     def begin(self, local: Local) -> Message:
-        if self.strength(local) == 0 or not (self.nlir or self.fgma):
+        if local.phase == PLAIN or not (self.nlir or self.fgma):
             return {}
-        constants: Message = {}
+        constants: Message = {STRENGTH: local.given(self._strength)}
         h = local.frozen(model_part(local.received)).embedding
         if self.nlir and REPOSITORY in local.received:
             anchors = unit(local.received[REPOSITORY].flatten(1, 2)).transpose(1, 2).contiguous()
@@ -151,12 +156,16 @@ class S2FGL(FedAvg):
     def loss(self, local: Local) -> Tensor:
         output = local.forward()
         loss = local.cross_entropy(output.logits)
-        strength = self.strength(local)
         if ANCHORS in local.constants:
-            loss = loss + strength * self.lambda1 * self.distillation(local, output.embedding)
+            strength = self.lambda1 * local.constants[STRENGTH]
+            loss = loss + strength * self.distillation(local, output.embedding)
         if GLOBAL_BASIS in local.constants:
-            loss = loss + strength * self.lambda2 * self.frequency_gap(local, output.embedding)
+            strength = self.lambda2 * local.constants[STRENGTH]
+            loss = loss + strength * self.frequency_gap(local, output.embedding)
         return loss
+
+    def _strength(self, round_index: int) -> npt.NDArray[np.float32]:
+        return np.asarray(self.strength(round_index), dtype=np.float32)
 
     def log_shares(self, cohort: Cohort, h: Tensor, anchors: Tensor) -> Tensor:
         """log sigma(phi(h_u, H)): how a node's similarity is shared out over the repository."""
@@ -186,7 +195,7 @@ class S2FGL(FedAvg):
         s = rows.sum(u * v).unsqueeze(2)
         a = projections(near, u, rows)
         gap = (a - s * b).square() + (1 - s.square()).clamp(min=0) * b.square()
-        entries = torch.tensor(rows.sizes, device=h.device, dtype=h.dtype) * h.shape[1]
+        entries = rows.counts.to(h.dtype) * h.shape[1]
         return gap.sum(dim=(1, 2)) / entries
 
     def upload(self, local: Local) -> Message:
@@ -234,24 +243,29 @@ class S2FGL(FedAvg):
         Lots go to clients in the order of what they sent, so that their numbering changes nothing.
         """
         clients, classes = counts.shape
-        sent = torch.cat([counts, prototypes.flatten(1)], dim=1).cpu().numpy()
-        order = np.lexsort(sent.T[::-1])
         shape = (self.replicas, 1 if self.sampling == "replica" else classes, clients)
-        lots = np.empty(shape)
-        lots[:, :, order] = rng.random(shape)
-        lots = np.broadcast_to(lots, (self.replicas, classes, clients)).copy()
-        eligible = np.full(classes, clients)
+        sent = torch.cat([counts, prototypes.flatten(1)], dim=1).double()
+        order = (sent @ _spread(sent)).argsort(stable=True)
+        lots = torch.as_tensor(rng.random(shape), device=counts.device)
+        lots = lots[:, :, order.argsort()].expand(-1, classes, -1)
+        eligible = torch.full_like(counts[0], clients)
         if self.sampling == "holders":
-            holds = counts.T.cpu().numpy() > 0
-            lots[:, ~holds] = 2.0
-            eligible = holds.sum(axis=1)
-        number = np.maximum((self.client_share * eligible + 1e-9).astype(int), 1)
-        rank = lots.argsort(axis=2).argsort(axis=2)
-        return torch.from_numpy(rank < number[:, None]).to(counts)
+            holds = counts.T > 0
+            lots = torch.where(holds, lots, 2.0)
+            eligible = holds.sum(dim=1)
+        number = (self.client_share * eligible + 1e-9).floor().clamp(min=1)
+        rank = lots.argsort(dim=2).argsort(dim=2)
+        return (rank < number.unsqueeze(1)).to(counts.dtype)
 
     def download(self, state: State, clients: Sequence[int]) -> Message:
         repository = {n: t for n, t in state.items() if n == REPOSITORY}
         return {**super().download(state, clients), **to_each(repository, clients)}
+
+
+def _spread(like: Tensor) -> Tensor:
+    """Fixed weights for the columns, by which hardly two rows have the same sum."""
+    index = torch.arange(like.shape[1], device=like.device, dtype=like.dtype)
+    return (index * index).cos()
 
 
 def label_centrality(graph: Graph, form: str, alpha: float) -> FloatArray:

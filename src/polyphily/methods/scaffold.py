@@ -47,13 +47,12 @@ class Scaffold(FedAvg):
     def update_memory(self, local: Local) -> Message:
         if self.option == "I":
             return {CONTROL + name: grad for name, grad in local.constants.items()}
-        steps = torch.tensor(local.steps, device=local.cohort.device, dtype=local.cohort.dtype)
+        way = local.learning_rates * local.cohort.constant(local.steps)
         received = model_part(local.received)
         return {
             CONTROL + n: local.memory[CONTROL + n]
             - local.received[CONTROL + n]
-            + (received[n] - p.detach())
-            / (local.optimizer.lr * steps).view(-1, *[1] * (p.dim() - 1))
+            + (received[n] - p.detach()) / way.view(-1, *[1] * (p.dim() - 1))
             for n, p in local.params.items()
         }
 

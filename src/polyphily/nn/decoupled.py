@@ -7,7 +7,7 @@ layer the parameters of the two channels are those whose names end in `_hom` and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,17 +48,28 @@ class EdgeKinds:
         return known + alpha * (self.unknown @ hom) + (1 - alpha) * (self.unknown @ het)
 
 
-def edge_kinds(cohort: Cohort, labels: Tensor) -> EdgeKinds:
-    """The kinds of a cohort's edges; `labels` are -1 where unknown (equation 4)."""
+def edge_kinds(cohort: Cohort, labels: Tensor, *, moving: bool = False) -> EdgeKinds:
+    """The kinds of a cohort's edges; `labels` are -1 where unknown (equation 4).
+
+    Kinds that last a single step are kept as zeros and ones at all edges on a GPU (`moving`): how
+    many edges there are of a kind is then nothing that the host would have to wait for.
+    """
     edges = cohort.edges
     of_row, of_col = labels[edges.row], labels[edges.col_long]
     known = (of_row >= 0) & (of_col >= 0)
     same = of_row == of_col
+    select = _mark if moving and labels.is_cuda else _select
     return EdgeKinds(
-        hom=_select(edges, known & same),
-        het=_select(edges, known & ~same),
-        unknown=_select(edges, ~known),
+        hom=select(edges, known & same),
+        het=select(edges, known & ~same),
+        unknown=select(edges, ~known),
     )
+
+
+def _mark(edges: SparseMatrix, chosen: Tensor) -> SparseMatrix:
+    """Ones at some entries of a symmetric pattern, zeros elsewhere."""
+    value = chosen.to(torch.get_default_dtype())
+    return replace(edges, value=value, value_t=value)
 
 
 def _select(edges: SparseMatrix, chosen: Tensor) -> SparseMatrix:

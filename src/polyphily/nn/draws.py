@@ -3,48 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from polyphily.nn import kernels
 
 _DOMAIN = 0x706F6C79  # keeps these streams apart from every other use of the same seeds
 _LEVELS = 1 << 16
 
 
-class Draws:
-    """The dropout masks of one round.
+class Streams:
+    """The random streams of some clients, for every round.
 
-    On a CPU every client draws from a stream of its own, named by (seed, client, round): the
-    stacked engine, the sequential engine and a site that trains alone draw the same numbers. On a
-    GPU one stream serves the clients of a seed: a launch per client would cost more than the draw.
+    On a CPU a client's stream is a generator named by (seed, client, round). On a GPU every number
+    is a hash of (seed, client, round, call, place): no generator to keep, one pass for all clients,
+    and nothing for the host to do. Either way the stacked engine, the sequential engine and a site
+    that trains alone draw the same numbers on the same kind of device.
 
     Args:
         keys: (seed, client) of every client, in the cohort's order.
-        round_index: the round the draws are for.
-        device: where the masks are wanted.
+        device: where the draws are wanted.
+        hashed: whether numbers are hashes; None: where the device is not a CPU.
     """
 
     def __init__(
-        self, keys: Sequence[tuple[int, int]], round_index: int, device: torch.device
+        self, keys: Sequence[tuple[int, int]], device: torch.device, hashed: bool | None = None
     ) -> None:
-        self.device = device
-        if device.type == "cpu":
-            self._members = [1] * len(keys)
-            self._streams = [
-                np.random.SFC64(np.random.SeedSequence((_DOMAIN, seed, client, round_index)))
-                for seed, client in keys
+        self.keys, self.device = tuple(keys), device
+        self.hashed = device.type != "cpu" if hashed is None else hashed
+        self._places: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        if self.hashed:
+            words = [
+                np.random.SeedSequence((_DOMAIN, *key)).generate_state(2, np.uint32)
+                for key in self.keys
             ]
-            return
-        runs = [(seed, len(list(run))) for seed, run in groupby(seed for seed, _ in keys)]
-        self._members = [length for _, length in runs]
-        self._generators = [torch.Generator(device) for _ in runs]
-        for generator, (seed, _) in zip(self._generators, runs, strict=True):
-            entropy = np.random.SeedSequence((_DOMAIN, seed, round_index)).generate_state(
-                1, np.uint64
+            self.words = torch.from_numpy(np.array(words).view(np.int32)).to(device)
+
+    def of_round(self, round_index: int | Tensor) -> Draws:
+        if self.hashed:
+            return HashedDraws(self, round_index)
+        return SequentialDraws(self.keys, int(round_index))
+
+    def places(self, pointers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The owner of every row, and the row's number among its owner's."""
+        key = tuple(pointers)
+        if key not in self._places:
+            sizes = np.diff(key)
+            owner = np.repeat(np.arange(len(sizes)), sizes)
+            place = np.arange(key[-1]) - np.repeat(key[:-1], sizes)
+            self._places[key] = (
+                torch.from_numpy(owner).to(self.device),
+                torch.from_numpy(place.astype(np.int32)).to(self.device),
             )
-            generator.manual_seed(int(entropy[0] >> np.uint64(1)))
+        return self._places[key]
+
+
+class Draws:
+    """The draws of one round; each call goes on in every client's stream."""
 
     def dropout(self, x: Tensor, p: float, pointers: Sequence[int]) -> Tensor:
         """Zeroes entries with probability `p` and scales the rest by 1/(1-p).
@@ -54,23 +74,99 @@ class Draws:
             p: to the nearest 1/65536.
             pointers: client `k` owns rows `pointers[k]` to `pointers[k + 1]`.
         """
-        return x * self._mask(x, p, pointers) if p > 0 else x
-
-    def _mask(self, x: Tensor, p: float, pointers: Sequence[int]) -> Tensor:
-        width = x[0].numel() if len(x) else 0
+        if p <= 0:
+            return x
         threshold = round(p * _LEVELS)
-        scale = _LEVELS / (_LEVELS - threshold)
-        bounds = [pointers[i] for i in np.cumsum([0, *self._members])]
-        if self.device.type == "cpu":
-            noise = np.empty(len(x) * width, dtype=np.uint16)
-            for stream, start, stop in zip(self._streams, bounds, bounds[1:], strict=False):
-                count = (stop - start) * width
-                raw = stream.random_raw(-(-count // 4)).view(np.uint16)
-                noise[start * width : stop * width] = raw[:count]
-            kept = torch.from_numpy((noise >= threshold).view(np.uint8))
-        else:
-            levels = torch.empty(len(x), width, device=self.device)
-            for generator, start, stop in zip(self._generators, bounds, bounds[1:], strict=False):
-                levels[start:stop].uniform_(generator=generator)
-            kept = levels >= threshold / _LEVELS
-        return kept.view(x.shape).to(x.dtype).mul_(scale)
+        return self._drop(x, threshold, _LEVELS / (_LEVELS - threshold), pointers)
+
+    def _drop(self, x: Tensor, threshold: int, scale: float, pointers: Sequence[int]) -> Tensor:
+        width = x[0].numel() if len(x) else 0
+        kept = self.at_least(threshold, width, pointers)
+        return x * kept.view(x.shape).to(x.dtype).mul_(scale)
+
+    def at_least(self, threshold: int, width: int, pointers: Sequence[int]) -> Tensor:
+        """Whether numbers drawn from 0 to 65535 reach a threshold, `[rows, width]`."""
+        raise NotImplementedError
+
+    def uniform(self, width: int, pointers: Sequence[int]) -> Tensor:
+        """Numbers in [0, 1), multiples of 2^-32, `[rows, width]` in float64."""
+        raise NotImplementedError
+
+
+class SequentialDraws(Draws):
+    """A generator for every client."""
+
+    def __init__(self, keys: Sequence[tuple[int, int]], round_index: int) -> None:
+        self._streams = [
+            np.random.SFC64(np.random.SeedSequence((_DOMAIN, seed, client, round_index)))
+            for seed, client in keys
+        ]
+
+    def at_least(self, threshold: int, width: int, pointers: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self._words(np.uint16, width, pointers) >= threshold)
+
+    def uniform(self, width: int, pointers: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self._words(np.uint32, width, pointers) / 2.0**32)
+
+    def _words(
+        self, kind: type[np.unsignedinteger[Any]], width: int, pointers: Sequence[int]
+    ) -> npt.NDArray[Any]:
+        noise = np.empty(pointers[-1] * width, dtype=kind)
+        each = 8 // noise.itemsize
+        for stream, (start, stop) in zip(self._streams, pairwise(pointers), strict=True):
+            count = (stop - start) * width
+            raw = stream.random_raw(-(-count // each)).view(kind)
+            noise[start * width : stop * width] = raw[:count]
+        return noise.reshape(-1, width) if width else noise.reshape(pointers[-1], 0)
+
+
+class HashedDraws(Draws):
+    """A hash for every number."""
+
+    def __init__(self, streams: Streams, round_index: int | Tensor) -> None:
+        self._streams, self._calls = streams, 0
+        if isinstance(round_index, int):
+            round_index = torch.full((), round_index, device=streams.device)
+        self._round = round_index.int()
+
+    def _drop(self, x: Tensor, threshold: int, scale: float, pointers: Sequence[int]) -> Tensor:
+        if not kernels.available(x):
+            return super()._drop(x, threshold, scale, pointers)
+        self._calls += 1
+        places, moment = self._streams.places(pointers), (self._round, self._calls)
+        return kernels.dropout(x, threshold, scale, places, self._streams.words, moment)
+
+    def at_least(self, threshold: int, width: int, pointers: Sequence[int]) -> Tensor:
+        return shifted(self._words(width, pointers), 16) >= threshold
+
+    def uniform(self, width: int, pointers: Sequence[int]) -> Tensor:
+        return self._words(width, pointers).double() / 2.0**32 + 0.5
+
+    def _words(self, width: int, pointers: Sequence[int]) -> Tensor:
+        """Signed 32-bit words, `[rows, width]`."""
+        owner, place = self._streams.places(pointers)
+        self._calls += 1
+        time = scrambled(self._round * _ODD + self._calls)
+        first, second = scrambled(self._streams.words ^ time).unbind(dim=1)
+        column = torch.arange(width, device=owner.device, dtype=torch.int32)
+        number = place.unsqueeze(1) * width + column
+        number = scrambled(number + first[owner].unsqueeze(1))
+        return scrambled(number ^ second[owner].unsqueeze(1))
+
+
+_ODD = -1640531527  # 2^32 over the golden ratio, as a signed number
+
+
+def scrambled(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words in which every bit of the input changes half of the output's.
+
+    The finaliser of MurmurHash3 with the constants of Wellons' lowbias32.
+    """
+    x = (x ^ shifted(x, 16)) * 0x7FEB352D
+    x = (x ^ shifted(x, 15)) * -2073254261  # 0x846CA68B
+    return x ^ shifted(x, 16)
+
+
+def shifted(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right of signed 32-bit words."""
+    return (x >> bits) & ((1 << (32 - bits)) - 1)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyphily.nn import kernels
 from polyphily.nn.sparse import SparseMatrix, flat
 
 PADDING = (
@@ -56,6 +57,11 @@ class Segments:
         return self.pointers[-1]
 
     @cached_property
+    def counts(self) -> Tensor:
+        """The sizes on the device, int64."""
+        return torch.tensor(self.sizes, device=self.device)
+
+    @cached_property
     def owner(self) -> Tensor:
         """The client of every row, int64."""
         return torch.from_numpy(np.repeat(np.arange(len(self)), self.sizes)).to(self.device)
@@ -73,19 +79,51 @@ class Segments:
             device=self.device,
         )
 
+    @cached_property
+    def starts(self) -> Tensor:
+        """The pointers on the device, int32."""
+        return torch.tensor(self.pointers, device=self.device, dtype=torch.int32)
+
+    def tiles(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Blocks of up to `size` rows of one client each: client, first row, end of the client."""
+        if size not in self._tiles:
+            counts = -(-np.asarray(self.sizes) // size)
+            client = np.repeat(np.arange(len(self)), counts)
+            number = np.arange(len(client)) - np.repeat(np.cumsum(counts) - counts, counts)
+            start = np.asarray(self.pointers)[client] + size * number
+            stop = np.asarray(self.pointers)[client + 1]
+            found = torch.from_numpy(np.stack([client, start, stop]).astype(np.int32))
+            self._tiles[size] = found.to(self.device)
+        tiles = self._tiles[size]
+        return tiles[0], tiles[1], tiles[2]
+
+    @cached_property
+    def _tiles(self) -> dict[int, Tensor]:
+        return {}
+
     def sum(self, x: Tensor) -> Tensor:
         """Sums of the rows of each client, `[rows, …] -> [clients, …]`."""
-        summed = self.membership @ flat(x)
+        wide = flat(x)
+        summed: Tensor = (
+            _Sum.apply(wide, self)  # type: ignore[no-untyped-call]
+            if kernels.available(wide)
+            else self.membership @ wide
+        )
         return summed.view(len(self), *x.shape[1:])
 
     def mean(self, x: Tensor) -> Tensor:
         """Means of the rows of each client; zero for a client without rows."""
-        sizes = torch.tensor(self.sizes, device=x.device, dtype=x.dtype).clamp(min=1)
+        sizes = self.counts.to(x.dtype).clamp(min=1)
         return self.sum(x) / sizes.view(-1, *[1] * (x.dim() - 1))
 
     def expand(self, per_client: Tensor) -> Tensor:
         """Each client's value at each of its rows, `[clients, …] -> [rows, …]`."""
-        expanded = self.membership.transposed @ flat(per_client)
+        wide = flat(per_client)
+        expanded: Tensor = (
+            _Expansion.apply(wide, self)  # type: ignore[no-untyped-call]
+            if kernels.available(wide)
+            else self.membership.transposed @ wide
+        )
         return expanded.view(self.rows, *per_client.shape[1:])
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -162,7 +200,31 @@ def _padded_gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
     return out
 
 
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        return kernels.segment_sum(x, segments)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.index_select(0, ctx.segments.owner), None
+
+
+class _Expansion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        return x.index_select(0, segments.owner)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return kernels.segment_sum(grad, ctx.segments), None
+
+
 def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
+    if kernels.available(x):
+        return kernels.grouped_product(x, weight, segments)
     if len(segments.runs) > 1 and x.is_cuda:
         return _padded_product(x, weight, segments)
     out = x.new_empty(segments.rows, weight.shape[2])
@@ -190,7 +252,9 @@ class _GroupedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = _product(grad, weight.transpose(1, 2), segments)
         if ctx.needs_input_grad[1]:
-            if len(segments.runs) > 1 and x.is_cuda:
+            if kernels.available(x):
+                grad_weight = kernels.grouped_gradient(x, grad, segments)
+            elif len(segments.runs) > 1 and x.is_cuda:
                 grad_weight = _padded_gradient(x, grad, segments)
             else:
                 grad_weight = x.new_empty(weight.shape)

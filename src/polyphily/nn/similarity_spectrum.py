@@ -5,7 +5,9 @@ Rows of several clients are handled together, each client's graph by itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import scipy.sparse as sp
@@ -48,9 +50,11 @@ def extremes(x: Tensor, rows: Segments, neighbours: int, count: int, tie_break: 
         `[rows, 2·count]`: unit vectors over each client's rows, by ascending eigenvalue within each
         half; columns that a client has too few rows for are zero.
     """
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("eigenvectors are not found without the host")
     found = x.new_zeros(len(x) + 1, 2 * count)  # the last row takes the padding
     directions = torch.cat([unit(x), x.new_zeros(1, x.shape[1])])
-    sizes = torch.tensor(rows.sizes, device=x.device)
+    sizes = rows.counts
     limit = max(4 * count, DENSE_GPU if x.is_cuda else DENSE_CPU)
     for gather, clients in _groups(rows, limit):
         if clients is None:
@@ -120,7 +124,7 @@ def _dense(x: Tensor, sizes: Tensor, neighbours: int, count: int, tie_break: flo
     diagonal = degree + tie_break * _slope(index, sizes.double().unsqueeze(1))
     beyond = 2 * degree.amax(dim=1, keepdim=True) + 2 * tie_break + 1  # above every eigenvalue
     diagonal = torch.where(absent, beyond, diagonal)
-    _, vectors = torch.linalg.eigh(torch.diag_embed(diagonal) - weights)
+    vectors = _eigenvectors(torch.diag_embed(diagonal) - weights)
     # Padding sorts last, so that a client's own eigenvectors are the first `sizes`.
     kept = sizes.clamp(max=count).unsqueeze(1)
     slot = torch.arange(count, device=x.device)
@@ -131,6 +135,19 @@ def _dense(x: Tensor, sizes: Tensor, neighbours: int, count: int, tie_break: flo
     missing = (slot >= kept).repeat(1, 2)
     kept_only: Tensor = picked.masked_fill(missing.unsqueeze(1), 0).to(x.dtype)
     return kept_only
+
+
+def _eigenvectors(matrices: Tensor) -> Tensor:
+    """Of a batch of symmetric matrices. A GPU solves one after the other, and slowly; the cores of
+    the host share them out."""
+    if not matrices.is_cuda:
+        alone: Tensor = torch.linalg.eigh(matrices).eigenvectors
+        return alone
+    workers = min(os.cpu_count() or 1, len(matrices))
+    parts = np.array_split(matrices.cpu().numpy(), workers)
+    with ThreadPoolExecutor(workers) as pool:
+        solved = list(pool.map(lambda part: np.linalg.eigh(part)[1], parts))
+    return torch.from_numpy(np.concatenate(solved)).to(matrices.device)
 
 
 def _sparse(x: Tensor, neighbours: int, count: int, tie_break: float) -> Tensor:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from polyphily.nn import kernels
+
 CACHED = 8192  # entries whose rows are gathered at a time on a CPU
 LARGE = 1_000_000  # entries above which cuSPARSE beats embedding_bag on a GPU
 
@@ -154,6 +156,8 @@ def _multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense:
     """CSR times dense. `embedding_bag` is this product, and mostly its fastest kernel in torch."""
     if len(col) == 0:
         return dense.new_zeros(rows, dense.shape[1])
+    if kernels.available(dense):
+        return kernels.sparse_product(crow, col, value, rows, dense)
     if dense.is_cuda and len(col) > LARGE:
         return _multiply_by_cusparse(crow, col, value, rows, dense)
     bags: tuple[Tensor, ...] = torch.embedding_bag(
@@ -164,6 +168,8 @@ def _multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense:
 
 def _at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
     """left · right^T at the entries of a pattern, in blocks that stay in the cache."""
+    if kernels.available(left):
+        return kernels.entry_products(matrix.row, matrix.col, left, right)
     block = CACHED if not left.is_cuda else max(matrix.nnz, 1)
     out = left.new_empty(matrix.nnz)
     for start in range(0, matrix.nnz, block):

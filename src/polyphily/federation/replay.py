@@ -1,0 +1,144 @@
+"""Work that is recorded once and replayed: a CUDA graph where the device and the work allow it.
+
+A round launches hundreds of small kernels; a graph launches them at once. What is recorded must do
+the same work every time, on tensors that stay where they are, and must not look at their values.
+What changes from round to round comes in through `given`. Work that cannot be recorded is simply
+done, and `obstacle` says why.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+Make = Callable[[int], npt.NDArray[Any]]
+
+
+class CannotReplayError(RuntimeError):
+    """The work depends on something that a recording cannot know."""
+
+
+class Unknown:
+    """Stands for what a recording cannot know (a round's number, a server's draws): using it ends
+    the recording."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise CannotReplayError(f"it looks at {self._what}")
+
+    __getattr__ = __call__ = __getitem__ = __format__ = __int__ = __float__ = __index__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __str__ = _refuse
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _refuse
+    __eq__ = __ne__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Given:
+    """Tensors that the host makes from a round's number, renewed in place for every replay."""
+
+    def __init__(self, device: torch.device, round_index: int) -> None:
+        self.device, self.round_index = device, round_index
+        self._kept: list[tuple[Make, Tensor]] = []
+        self._asked = 0
+
+    def __call__(self, make: Make) -> Tensor:
+        """The tensor of the next request; requests come in the same order every time."""
+        if self._asked == len(self._kept):
+            self._kept.append((make, self._made(make).to(self.device)))
+        self._asked += 1
+        return self._kept[self._asked - 1][1]
+
+    def rewind(self) -> None:
+        self._asked = 0
+
+    def renew(self, round_index: int) -> None:
+        self.round_index = round_index
+        for make, tensor in self._kept:
+            tensor.copy_(self._made(make), non_blocking=True)
+
+    def _made(self, make: Make) -> Tensor:
+        return torch.from_numpy(np.asarray(make(self.round_index)))
+
+
+class ServerDraws(Unknown):
+    """A server's random numbers in a recording: `random` alone, as a tensor renewed every round."""
+
+    def __init__(self, given: Given, make: Callable[[int], np.random.Generator]) -> None:
+        super().__init__("the server's random numbers")
+        self._given, self._make = given, make
+
+    def random(self, shape: tuple[int, ...]) -> Tensor:
+        return self._given(lambda round_index: self._make(round_index).random(shape))
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Freeing an older graph in the middle of a recording would break it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class Replay(Generic[T]):
+    """A function of a round, recorded on first use.
+
+    Args:
+        work: takes the round's `Given`, reads tensors that stay in place, and returns new ones (in
+            any structure). It must not change what it reads.
+        device: where it runs; nothing is recorded on a CPU.
+    """
+
+    def __init__(self, work: Callable[[Given], T], device: torch.device) -> None:
+        self.work, self.device = work, device
+        self.obstacle: str | None = None
+        self._recorded: tuple[torch.cuda.CUDAGraph, Given] | None = None
+        self.result: T | None = None
+
+    def __call__(self, round_index: int) -> T | None:
+        """The function's result, in tensors that the next call overwrites; None if it cannot be
+        recorded."""
+        if self.device.type != "cuda" or self.obstacle is not None:
+            return None
+        graph, given = self._recorded or self._record(round_index) or (None, None)
+        if graph is None or given is None:
+            return None
+        given.renew(round_index)
+        graph.replay()
+        return self.result
+
+    def _record(self, round_index: int) -> tuple[torch.cuda.CUDAGraph, Given] | None:
+        given = Given(self.device, round_index)
+        try:
+            self._warm_up(given)
+            graph = torch.cuda.CUDAGraph()
+            given.rewind()
+            with _no_garbage_collection(), torch.cuda.graph(graph):
+                self.result = self.work(given)
+            self._recorded = graph, given
+        except RuntimeError as error:
+            torch.cuda.synchronize(self.device)
+            first = error.__context__ or error  # leaving the recording fails once more
+            self.obstacle = str(first).splitlines()[0]
+        return self._recorded
+
+    def _warm_up(self, given: Given) -> None:
+        """Once outside the recording: constants are computed and kernels loaded."""
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            self.work(given)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
