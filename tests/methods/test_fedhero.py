@@ -34,6 +34,7 @@ from polyphily.methods.fedhero import DualChannel, FedHERO, WithLatent
 from polyphily.nn import latent as latent_module
 from polyphily.nn.backbones import Shape
 from polyphily.nn.latent import FeatureDistances, LatentGraph, Neighbours, nearest, strongest
+from polyphily.nn.segments import Segments
 from polyphily.nn.structure import LEARNERS
 
 NO_RNG = np.random.default_rng(0)
@@ -109,6 +110,7 @@ def started(simulation: Simulation) -> Local:
     """The local view at the start of the next round, before any step."""
     local = simulation.received()
     local.params = {n: p.clone().requires_grad_() for n, p in local.params.items()}
+    local.draws = local.cohort.draws(simulation.round)
     local.constants = simulation.method.begin(local)
     return local
 
@@ -141,11 +143,23 @@ def test_the_search_goes_by_blocks_of_rows(rows: int, monkeypatch: pytest.Monkey
     cohort = random_cohort((23, 40))
     left, right = torch.randn(2, 63, 5, dtype=torch.float64, generator=torch.manual_seed(1))
     monkeypatch.setattr(latent_module, "ROWS", rows)
-    index = nearest(lambda _, mine: (left[mine], right[mine]), cohort.segments, 4)
+    index = nearest(left, right, cohort.segments, 4)
     for start, stop in ((0, 23), (23, 63)):
         expected = top(left[start:stop] @ right[start:stop].T, 4)
         found = torch.zeros_like(expected).scatter(1, index[start:stop] - start, 1)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("numbers", [1, 2000, 1 << 24])
+def test_clients_of_similar_size_may_be_searched_together(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = Segments((23, 1, 40, 3, 25, 2, 0), torch.device("cpu"))
+    left, right = torch.randn(2, 94, 5, dtype=torch.float64, generator=torch.manual_seed(1))
+    monkeypatch.setattr(latent_module, "NUMBERS_GPU", numbers)
+    for k in (1, 4, 50):
+        together = latent_module._nearest_together(left, right, segments, k)
+        assert torch.equal(together, nearest(left, right, segments, k))
 
 
 def test_the_similarity_matrix_of_a_large_client_never_exists() -> None:
@@ -156,7 +170,8 @@ def test_the_similarity_matrix_of_a_large_client_never_exists() -> None:
         seen.append((last - first, scores.shape[1]))
         return scores
 
-    nearest(lambda _, rows: (torch.randn(2500, 2),) * 2, cohort.segments, 3, spy)
+    vectors = torch.randn(cohort.num_nodes, 2)
+    nearest(vectors, vectors, cohort.segments, 3, spy)
     assert {columns for _, columns in seen} == {2500}
     assert sum(rows for rows, _ in seen) == 2500
     assert max(rows for rows, _ in seen) <= 1024
@@ -174,7 +189,7 @@ def test_products_and_weighted_sums_have_the_right_gradients(
         return torch.randn(*shape, dtype=torch.float64, generator=source).requires_grad_()
 
     x, y, metric, weight = noise(11, 3), noise(11, 3), noise(2, 4, 3), noise(11, 5)
-    near = Neighbours.of(nearest(lambda _, rows: (x[rows], y[rows]), cohort.segments, 5))
+    near = Neighbours.of(nearest(x, y, cohort.segments, 5))
     expected = torch.einsum(
         "nhd,nkd->nkh", x[:, None] * metric[cohort.segments.owner], y[near.index]
     )
@@ -330,11 +345,13 @@ def test_bernoulli_draws_belong_to_a_client_and_a_round() -> None:
     local = started(simulation)
     noise = local.constants["noise"]
     assert noise.shape == (sum(SIZES), 5)
-    alone = Local(**{**vars(local), "cohort": local.cohort.take([2])})
+    alone = dataclasses.replace(
+        local, cohort=local.cohort.take([2]), draws=local.cohort.take([2]).draws(0)
+    )
     alone.params = {n: p[2:3] for n, p in local.params.items()}
     rows = slice(*local.cohort.segments.pointers[2:4])
     assert torch.equal(simulation.method.begin(alone)["noise"], noise[rows])
-    local.round_index += 1
+    local.draws = local.cohort.draws(1)
     assert not torch.equal(simulation.method.begin(local)["noise"], noise)
 
 
@@ -422,7 +439,7 @@ def test_feature_distances(
     monkeypatch.setattr(latent_module, "NUMBERS", 40)
     cohort = random_cohort(SIZES, sparse=sparse)
     noise = torch.randn(sum(SIZES), 3, dtype=torch.float64)
-    index = nearest(lambda _, rows: (noise[rows],) * 2, cohort.segments, 5)
+    index = nearest(noise, noise, cohort.segments, 5)
     x = torch.cat([dense_features(graph) for graph in cohort.graphs])
     x = F.normalize(x) if unit else x
     expected = (x[:, None] - x[index]).square().sum(dim=2)
@@ -486,7 +503,7 @@ PARTS = {"learner", "projection", "global_convs", "local_convs", "classifier"}
 )
 def test_what_is_shared(options: dict[str, object], travels: set[str]) -> None:
     simulation = simulate(method_with(**options), small_federation(), 1)
-    sent = simulation._train(range(4), simulation._download([range(4)]))[0]
+    sent = simulation._train(range(4), [range(4)]).uploads
     assert {name.split(".")[0] for name in model_part(sent)} == travels
     assert {name.split(".")[0] for name in model_part(simulation.states[0])} == travels
     assert bool(sent) == bool(travels)
@@ -501,7 +518,7 @@ def test_the_server_weighs_by_nodes() -> None:
     after = method_with().aggregate(state, Uploads((0, 1), tensors), NO_RNG)
     assert after["model/learner.left"].item() == 2.0
     simulation = simulate("fedhero", small_federation())
-    sent = simulation._train(range(4), simulation._download([range(4)]))[0]
+    sent = simulation._train(range(4), [range(4)]).uploads
     assert sent["weight"].tolist() == list(SIZES)
 
 

@@ -13,15 +13,16 @@ from torch.nn import functional as F
 
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.local import Local, Message, as_model
-from polyphily.federation.optimizers import Optimizer, clipped
+from polyphily.federation.optimizers import OptimizerSpec
 from polyphily.methods.base import Method, State, Uploads, parameter, register
 from polyphily.nn.backbones import Backbone, Output, Shape
 from polyphily.nn.sparse import flat
-from polyphily.nn.unifilter import UniFilter, client_bases, principal_directions
+from polyphily.nn.unifilter import UniFilter, client_directions
 
 COEFFICIENTS = "coefficients"
 HOMOPHILY, HETEROPHILY = "homophily", "heterophily"  # the vectors p and q
 STRENGTH, LAST, HEARD, KNOWN = "strength", "last/", "heard", "known"
+EXCHANGE, QUIET = "exchange", "quiet"  # rounds in which vectors are sent, and those after
 TINY = 1e-10  # added to e_l, so that it can be divided by
 SETTLED = 1e-9  # largest change of W by which the alternation counts as settled
 
@@ -150,6 +151,9 @@ class FedGSP(Method):
 
     # At the clients --------------------------------------------------------------------------
 
+    def phase(self, round_index: int) -> str:
+        return EXCHANGE if round_index < self.exchange else QUIET
+
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -169,15 +173,9 @@ class FedGSP(Method):
         """The vectors p^0 … p^K and q^0 … q^K of every client, `[clients, K+1, t F]`."""
         if not self._kinds:
             return {}
-        shape = (len(cohort), self.order + 1, self.vectors * cohort.num_features)
-        kept = {name: torch.zeros(shape, dtype=cohort.dtype) for name in self._kinds}
-        for client, (_, orders) in enumerate(client_bases(cohort, self.order)):
-            for k, pair in enumerate(orders):
-                for name, basis in zip((HOMOPHILY, HETEROPHILY), pair, strict=True):
-                    if name in kept:
-                        top = principal_directions(basis, self.vectors)
-                        kept[name][client, k] = torch.from_numpy(top.ravel())
-        return {name: vectors.to(cohort.device) for name, vectors in kept.items()}
+        found = client_directions(cohort, self.order, self.vectors)
+        kinds = zip((HOMOPHILY, HETEROPHILY), found.unbind(dim=1), strict=True)
+        return {name: vectors.contiguous() for name, vectors in kinds if name in self._kinds}
 
     def loss(self, local: Local) -> Tensor:
         """Cross-entropy, Eq. (3) and (4), computed at train nodes alone."""
@@ -187,42 +185,15 @@ class FedGSP(Method):
             F.cross_entropy(output.logits, cohort.train_labels, reduction="none")
         )
 
-    def train(self, local: Local) -> None:
-        """Full-batch steps; coefficients and MLP have a learning rate and a decay each."""
-        run = local.optimizer
-        specs = {
-            True: replace(
-                run, lr=self.coefficient_lr, weight_decay=self.coefficient_weight_decay, clip=0.0
-            ),
-            False: replace(run, clip=0.0),
-        }
-        groups = {
-            kind: {n: p for n, p in local.params.items() if (n == COEFFICIENTS) == kind}
-            for kind in specs
-        }
-        steppers = {
-            kind: Optimizer(spec, groups[kind], local.memory, local.cohort.blocks)
-            for kind, spec in specs.items()
-        }
-        total = local.cohort.num_train.new_zeros(len(local.cohort))
-        for step in range(max(local.steps)):
-            going = [k for k, limit in enumerate(local.steps) if step < limit]
-            loss = self.loss(local)
-            names, values = zip(*local.params.items(), strict=True)
-            found = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
-            grads = dict(zip(names, found, strict=True))
-            if run.clip:
-                grads = clipped(grads, run.clip)
-            for kind, stepper in steppers.items():
-                stepper.step({n: grads[n] for n in groups[kind]}, going)
-            total[going] += loss.detach()[going]
-        for stepper in steppers.values():
-            stepper.finish()
-        local.losses = total / torch.tensor(local.steps, device=total.device)
+    def optimizer_of(self, parameter: str, run: OptimizerSpec) -> OptimizerSpec:
+        """Coefficients and MLP have a learning rate and a decay each."""
+        if parameter != COEFFICIENTS:
+            return run
+        return replace(run, lr=self.coefficient_lr, weight_decay=self.coefficient_weight_decay)
 
     def upload(self, local: Local) -> Message:
         sent = super().upload(local)
-        if local.round_index < self.exchange:
+        if local.phase == EXCHANGE:
             sent |= {name: local.memory[name] for name in self._kinds}
         return sent
 
@@ -246,24 +217,26 @@ class FedGSP(Method):
             after[LAST + name] = _with_rows(state[LAST + name], here, value)
         everybody = torch.ones(len(here), dtype=torch.bool, device=state[HEARD].device)
         after[HEARD] = _with_rows(state[HEARD], here, everybody)
-        came = all(name in uploads.tensors for name in self._kinds)
-        if came:
+        if all(name in uploads.tensors for name in self._kinds):
             for name in self._kinds:
                 after[name] = _with_rows(state[name], here, uploads[name])
             after[KNOWN] = _with_rows(state[KNOWN], here, everybody)
-        news = [n for n in (*self._kinds, HEARD, KNOWN) if not torch.equal(after[n], state[n])]
-        if news:
-            after[STRENGTH] = self._collaboration(after)
+            news = (*self._kinds, HEARD, KNOWN)
+            if any(not torch.equal(after[n], state[n]) for n in news):
+                after[STRENGTH] = self._collaboration(after)
+        else:  # nobody's vectors are new
+            known = state[KNOWN].view(-1, 1, 1)
+            after[STRENGTH] = torch.where(known, state[STRENGTH], _even(after[HEARD], state))
         return after
 
     def _collaboration(self, state: State) -> Tensor:
         """W of every order and of the MLP, `[M, K+2, M]`: row i is how client i's model is made."""
-        heard = state[HEARD].to(state[STRENGTH].dtype)
-        found = (heard / heard.sum()).expand_as(state[STRENGTH]).clone()
+        found = _even(state[HEARD], state).clone()
         known = state[KNOWN].nonzero().view(-1)
         if len(known) == 0:
             return found
-        vectors = {name: state[name][known].double() for name in self._kinds}
+        # Small problems of many steps: a CPU is the faster place.
+        vectors = {name: state[name][known].double().cpu() for name in self._kinds}
         problems = [{n: v[:, k] for n, v in vectors.items()} for k in range(self.order + 1)]
         problems.append({n: flat(v) for n, v in vectors.items()})  # Eq. (18): the MLP
         solved = torch.stack([self.solve(problem, len(known)) for problem in problems], dim=1)
@@ -296,7 +269,7 @@ class FedGSP(Method):
 
     def download(self, state: State, clients: Sequence[int]) -> Message:
         """Each client's own mixture of the models last sent, Eq. (17) and (19)."""
-        rows = state[STRENGTH][list(clients)]
+        rows = _rows(state[STRENGTH], clients)
         last = {n.removeprefix(LAST): t for n, t in state.items() if n.startswith(LAST)}
         mlp = rows[:, -1]
         mixed = {n: (mlp @ flat(t)).view(len(rows), *t.shape[1:]) for n, t in last.items()}
@@ -304,7 +277,19 @@ class FedGSP(Method):
         return as_model(mixed)
 
 
+def _even(heard: Tensor, state: State) -> Tensor:
+    """W that gives everybody the plain mean of the models that were sent."""
+    share = heard.to(state[STRENGTH].dtype)
+    return (share / share.sum()).expand_as(state[STRENGTH])
+
+
+def _rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    return tensor if list(rows) == list(range(len(tensor))) else tensor[list(rows)]
+
+
 def _with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
+    if list(rows) == list(range(len(tensor))):
+        return values
     changed = tensor.clone()
     changed[list(rows)] = values
     return changed

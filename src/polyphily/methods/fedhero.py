@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from torch.func import functional_call
 from polyphily.errors import UserError, unknown
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.local import Local, Message
-from polyphily.graphs.random import generator
 from polyphily.methods.base import State, Uploads, parameter, register
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import BACKBONES, Backbone, Output, Shape
 from polyphily.nn.draws import Draws
 from polyphily.nn.latent import FeatureDistances, LatentGraph, Neighbours, width_of
 from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
+from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.structure import LEARNERS
 
 NEAR, NOISE, DISTANCE = "neighbours/", "noise", "distance"
@@ -32,7 +32,10 @@ class WithLatent(Output):
 
 
 class DualChannel(Backbone):
-    """Projection, `shape.layers` convolutions on the given graph and on a latent one, classifier.
+    """Convolutions on the given graph and on a latent one, mixed layer by layer.
+
+    The paper's network projects the features, has `shape.layers` convolutions, and classifies the
+    features beside all layers' outputs. The plain one is the backbone itself, twice.
 
     The backbone's name chooses the convolution: gcn, sage and acm-gcn serve both channels. Graph
     attention and no graph at all (gat, mlp) are for the local channel, beside GCN on the latent
@@ -41,21 +44,27 @@ class DualChannel(Backbone):
 
     def __init__(self, kind: str, shape: Shape, method: FedHERO) -> None:
         super().__init__(shape)
-        hidden, depth = shape.hidden, range(shape.layers)
         self.method = method
         self.learner = LEARNERS[method.learner](shape.features, method.width, method.comparisons)
-        self.projection = Linear(shape.features, hidden)
+        hidden, layers = shape.hidden, shape.layers
+        widths = shape.widths() if method.plain else [(hidden, hidden)] * layers
         both = {"sage": SAGEConv, "acm-gcn": ACMConv}.get(kind, GCNConv)
-        self.global_convs = nn.ModuleList(both(hidden, hidden) for _ in depth)
+        if not method.plain:
+            self.projection = Linear(shape.features, hidden)
+        self.global_convs = nn.ModuleList(both(*width) for width in widths)
         self.local_convs = nn.ModuleList()
         if method.dual_channel:
-            self.local_convs.extend(_local_conv(kind, shape, both) for _ in depth)
-        self.classifier = nn.ModuleDict(
-            {
-                "ego": Linear(shape.features, shape.classes, bias=False),
-                "layers": Linear((shape.layers + 1) * hidden, shape.classes),
-            }
-        )
+            heads = [shape.heads] * (layers - 1) + [1 if method.plain else shape.heads]
+            self.local_convs.extend(
+                _local_conv(kind, *width, h, both) for width, h in zip(widths, heads, strict=True)
+            )
+        if not method.plain:
+            self.classifier = nn.ModuleDict(
+                {
+                    "ego": Linear(shape.features, shape.classes, bias=False),
+                    "layers": Linear((layers + 1) * hidden, shape.classes),
+                }
+            )
 
     def forward(
         self, cohort: Cohort, draws: Draws | None = None, known: Message | None = None
@@ -65,36 +74,61 @@ class DualChannel(Backbone):
         found = {n.removeprefix(NEAR): t for n, t in known.items() if n.startswith(NEAR)}
         near, score = self.learner(cohort, method.k, Neighbours(**found) if found else None)
         latent = LatentGraph(near, method.weigh(score, near, known.get(NOISE)), cohort.segments)
+        forward = self._plain if method.plain else self._jumping
+        output = WithLatent(*forward(cohort, latent, draws))
+        output.latent = latent
+        return output
 
+    def _mixed(self, z: Tensor | SparseMatrix, layer: int, cohort: Cohort, near: Cohort) -> Tensor:
+        """alpha f_loc(z, A) + (1 - alpha) f_g(z, Ã), Eq. (5)."""
+        # Without the dual channel one GNN is given both graphs.
+        local_convs = self.local_convs if self.method.dual_channel else self.global_convs
+        given: Tensor = local_convs[layer](z, cohort)
+        other: Tensor = self.global_convs[layer](z, near)
+        return torch.lerp(other, given, self.method.alpha)
+
+    def _jumping(
+        self, cohort: Cohort, latent: LatentGraph, draws: Draws | None
+    ) -> tuple[Tensor, Tensor]:
+        near = cast("Cohort", latent)
         x = self.drop_input(cohort, draws)
         z = self.drop(self.projection(x, cohort).relu(), cohort, draws)  # Z^0 = f_0(X)
         outputs = [z]
-        # Without the dual channel one GNN is given both graphs.
-        local_convs = self.local_convs if method.dual_channel else self.global_convs
-        for given, other in zip(local_convs, self.global_convs, strict=True):
-            mixed = torch.lerp(other(z, latent), given(z, cohort), method.alpha)
-            z = self.drop(mixed.relu(), cohort, draws)  # Eq. (5)
+        for layer in range(len(self.global_convs)):
+            z = self.drop(self._mixed(z, layer, cohort, near).relu(), cohort, draws)
             outputs.append(z)
         embedding = torch.cat(outputs, dim=1)
         # f_c(concat(X, Z^0, …, Z^L)), Eq. (6): a product for X, which may be sparse, and one more.
         logits = self.classifier["ego"](x, cohort) + self.classifier["layers"](embedding, cohort)
-        output = WithLatent(logits, embedding)
-        output.latent = latent
-        return output
+        return logits, embedding
+
+    def _plain(
+        self, cohort: Cohort, latent: LatentGraph, draws: Draws | None
+    ) -> tuple[Tensor, Tensor]:
+        near = cast("Cohort", latent)
+        z: Tensor | SparseMatrix = self.drop_input(cohort, draws)
+        embedding, last = None, len(self.global_convs) - 1
+        for layer in range(last):
+            embedding = self._mixed(z, layer, cohort, near).relu()
+            z = self.drop(embedding, cohort, draws)
+        logits = self._mixed(z, last, cohort, near)
+        return logits, logits if embedding is None else embedding
 
     def is_classifier(self, parameter: str) -> bool:
-        return parameter.startswith("classifier.")
+        last = f"_convs.{len(self.global_convs) - 1}."
+        return last in parameter if self.method.plain else parameter.startswith("classifier.")
 
 
-def _local_conv(kind: str, shape: Shape, usual: type[nn.Module]) -> nn.Module:
-    hidden, heads = shape.hidden, shape.heads
+def _local_conv(
+    kind: str, inputs: int, outputs: int, heads: int, usual: type[nn.Module]
+) -> nn.Module:
     if kind == "mlp":
-        return Linear(hidden, hidden)
+        return Linear(inputs, outputs)
     if kind != "gat":
-        return usual(hidden, hidden)
-    if hidden % heads:
-        raise ValueError(f"gat: hidden ({hidden}) must be a multiple of heads ({heads})")
-    return GATConv(hidden, hidden // heads, heads, average=False)
+        return usual(inputs, outputs)
+    if outputs % heads:
+        raise ValueError(f"gat: hidden ({outputs}) must be a multiple of heads ({heads})")
+    return GATConv(inputs, outputs // heads, heads, average=False)
 
 
 @register(
@@ -152,6 +186,11 @@ class FedHERO(FedAvg):
         "when neighbours are searched anew; their similarities follow the learner at every step",
         choices=("round", "step"),
     )
+    plain: bool = parameter(
+        False,
+        "whether the convolutions take the features and give the logits, as the backbone's do: no "
+        "projection, no concatenation; the paper has both",
+    )
     dual_channel: bool = parameter(
         True, "whether the client's graph has convolutions of its own, or those of the latent one"
     )
@@ -205,8 +244,9 @@ class FedHERO(FedAvg):
 
     def begin(self, local: Local) -> Message:
         cohort, constants = local.cohort, {}
-        if self.latent == "bernoulli":
-            constants[NOISE] = _noise(cohort, self.k, local.round_index)
+        if self.latent == "bernoulli" and local.draws is not None:
+            noise = local.draws.uniform(self.k, cohort.segments.pointers)
+            constants[NOISE] = noise[:, : width_of(cohort.segments, self.k)].to(cohort.dtype)
         if self.refresh == "round":
             near = self._search(local)
             constants |= {NEAR + field.name: getattr(near, field.name) for field in fields(near)}
@@ -230,7 +270,7 @@ class FedHERO(FedAvg):
             edges = latent.neighbours.filled.sum(dim=1).to(cohort.dtype)
             return total / cohort.segments.sum(edges).clamp(min=1)
         if self.scale == "pairs":
-            return total / torch.tensor(cohort.segments.sizes).to(total).square()
+            return total / cohort.segments.counts.to(total.dtype).square()
         return total
 
     def upload(self, local: Local) -> Message:
@@ -259,14 +299,3 @@ class FedHERO(FedAvg):
 
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
         return state if self.share == "none" else super().aggregate(state, uploads, rng)
-
-
-def _noise(cohort: Cohort, k: int, round_index: int) -> Tensor:
-    """Uniform numbers for the round's latent edges `[N, k]`, from a stream of each client's own."""
-    noise = np.ones((cohort.num_nodes, width_of(cohort.segments, k)))
-    rows = pairwise(cohort.segments.pointers)
-    for (seed, client), (start, stop) in zip(cohort.keys, rows, strict=True):
-        count = min(k, stop - start - 1)
-        rng = generator(seed, f"latent graph/{round_index}/{client}")
-        noise[start:stop, :count] = rng.random((stop - start, count))
-    return torch.from_numpy(noise).to(cohort.device, cohort.dtype)

@@ -22,13 +22,10 @@ from polyphily.nn.sparse import SparseMatrix
 
 ROWS = 1024  # of a client's similarity matrix that exist at a time, at most
 NUMBERS, NUMBERS_GPU = 1 << 19, 1 << 24  # that are worked on at a time: what fits a cache, a GPU
-TABLE = 1 << 22  # products of features that are kept rather than computed again
+TABLE, TABLE_GPU = 1 << 22, 1 << 29  # products of features that are kept, not computed again
 
 Metrics = tuple[Tensor, Segments]
 """Diagonal metrics `[K, h, d]` of K clients, and which nodes are whose."""
-
-Factors = Callable[[int, slice], tuple[Tensor, Tensor]]
-"""(client, its rows) -> left and right vectors of its nodes."""
 
 Adjust = Callable[[Tensor, int, int, int], Tensor]
 """(scores, first row, row after the last, first column) -> the scores to rank by."""
@@ -235,26 +232,52 @@ def nobody(segments: Segments, k: int) -> Tensor:
 
 
 @torch.no_grad()
-def nearest(factors: Factors, segments: Segments, k: int, adjust: Adjust | None = None) -> Tensor:
+def nearest(
+    left: Tensor, right: Tensor, segments: Segments, k: int, adjust: Adjust | None = None
+) -> Tensor:
     """The k nodes v of u's client with the largest left_u · right_v, without u itself, `[N, k]`."""
+    if left.is_cuda and adjust is None and max(segments.sizes) ** 2 <= NUMBERS_GPU:
+        return _nearest_together(left, right, segments, k)
     index = nobody(segments, k)
-    for client, (start, stop) in enumerate(pairwise(segments.pointers)):
+    for start, stop in pairwise(segments.pointers):
         count = min(k, stop - start - 1)
         if count < 1:
             continue
-        left, right = factors(client, slice(start, stop))
         step = min(ROWS, at_a_time(left, stop - start))
         buffer = left.new_empty(min(step, stop - start), stop - start)
+        others = right[start:stop].T
         for first in range(start, stop, step):
             last = min(first + step, stop)
-            rows = slice(first - start, last - start)
-            scores = torch.mm(left[rows], right.T, out=buffer[: last - first])
+            scores = torch.mm(left[first:last], others, out=buffer[: last - first])
             if adjust is not None:
                 scores = adjust(scores, first, last, start)
             scores.diagonal(first - start).fill_(-torch.inf)
             found = scores.topk(count, dim=1, sorted=False).indices
             index[first:last, :count] = found.sort(dim=1).values + start
     return index
+
+
+def _nearest_together(left: Tensor, right: Tensor, segments: Segments, k: int) -> Tensor:
+    """`nearest` for clients of similar size at once, padded to the largest of them."""
+    index = torch.cat([nobody(segments, k), nobody(segments, k)[:1]])  # the last row is padding's
+    left, right = (torch.cat([x, x.new_zeros(1, x.shape[1])]) for x in (left, right))
+    buckets, _ = segments.buckets
+    for bucket in buckets:
+        size, width = bucket.size, min(index.shape[1], bucket.size)
+        together = max(1, NUMBERS_GPU // max(size, 1) ** 2)
+        rows = bucket.gather.view(-1, size)
+        for gather in torch.split(rows, together):
+            scores = torch.bmm(left[gather], right[gather].transpose(1, 2))
+            scores.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+            scores.masked_fill_((gather == segments.rows).unsqueeze(1), -torch.inf)
+            best, place = scores.topk(width, dim=2)
+            found = gather.unsqueeze(1).expand(-1, size, -1).gather(2, place)
+            # The node itself stands where there is no other, behind its neighbours.
+            missing = best == -torch.inf
+            ordered = found.masked_fill(missing, segments.rows).sort(dim=2).values
+            own = gather.unsqueeze(2).expand_as(ordered)
+            index[gather, :width] = torch.where(ordered == segments.rows, own, ordered)
+    return index[:-1]
 
 
 @torch.no_grad()
@@ -310,9 +333,12 @@ class FeatureDistances:
     def _table(self) -> tuple[Tensor, Tensor] | None:
         """All products within each client, and where to add v to find (u, v); None if too many."""
         sizes, x = self.segments.sizes, self.x
-        if isinstance(x, Tensor) or sum(size**2 for size in sizes) > TABLE:
+        limit = TABLE_GPU if self.squares.is_cuda else TABLE
+        if isinstance(x, Tensor) or sum(size**2 for size in sizes) > limit:
             return None
         assert x.value is not None
+        if x.value.is_cuda:
+            return self._table_on_device(x)
         parts = x.value.cpu().numpy(), x.col.cpu().numpy(), x.crow.cpu().numpy()
         features = sp.csr_array(parts, shape=x.shape)
         products = sp.coo_array(features @ features.T)
@@ -322,6 +348,20 @@ class FeatureDistances:
         table = np.zeros(int(size.sum()), dtype=products.dtype)
         table[place[products.row] + products.col] = products.data
         return torch.from_numpy(table).to(x.value), torch.from_numpy(place).to(x.value.device)
+
+    def _table_on_device(self, x: SparseMatrix) -> tuple[Tensor, Tensor]:
+        assert x.value is not None
+        segments = self.segments
+        features = x.shape[1] // len(segments)
+        place = segments.counts[segments.owner].cumsum(0)
+        place = place - segments.counts[segments.owner] - segments.starts.long()[segments.owner]
+        table = []
+        for client, (start, stop) in enumerate(pairwise(segments.pointers)):
+            mine = slice(*x.crow[[start, stop]].tolist())
+            dense = x.value.new_zeros(stop - start, features)
+            dense[x.row[mine] - start, x.col_long[mine] - client * features] = x.value[mine]
+            table.append((dense @ dense.T).flatten())
+        return torch.cat(table), place
 
 
 def _scaled(x: SparseMatrix, scale: Tensor) -> SparseMatrix:

@@ -77,12 +77,9 @@ class WeightedCosine(StructureLearner):
         self.right = nn.Parameter(torch.empty(1, heads, outputs).uniform_(0.5, 1.5))
 
     def search(self, z: Tensor, cohort: Cohort, k: int) -> Tensor:
-        def heads(client: int, rows: slice) -> tuple[Tensor, Tensor]:
-            mine = z[rows].unsqueeze(1)
-            left, right = (unit(mine * w[client]).flatten(1) for w in (self.left, self.right))
-            return left, right
-
-        return nearest(heads, cohort.segments, k)
+        owner, mine = cohort.segments.owner, z.unsqueeze(1)
+        left, right = (unit(mine * w[owner]).flatten(1) for w in (self.left, self.right))
+        return nearest(left, right, cohort.segments, k)
 
     def score(self, z: Tensor, near: Neighbours, cohort: Cohort) -> Tensor:
         # <w1 ∘ z_u, w2 ∘ z_v> = sum_d (w1 w2)_d z_ud z_vd: neighbours are gathered once.
@@ -97,7 +94,7 @@ class Cosine(StructureLearner):
 
     def search(self, z: Tensor, cohort: Cohort, k: int) -> Tensor:
         x = unit(z)
-        return nearest(lambda _, rows: (x[rows], x[rows]), cohort.segments, k)
+        return nearest(x, x, cohort.segments, k)
 
     def score(self, z: Tensor, near: Neighbours, cohort: Cohort) -> Tensor:
         x = unit(z)
@@ -114,7 +111,7 @@ class Attention(StructureLearner):
 
     def search(self, z: Tensor, cohort: Cohort, k: int) -> Tensor:
         query, key = (cohort.segments.matmul(z, w) for w in (self.query, self.key))
-        return nearest(lambda _, rows: (query[rows], key[rows]), cohort.segments, k)
+        return nearest(query, key, cohort.segments, k)
 
     def score(self, z: Tensor, near: Neighbours, cohort: Cohort) -> Tensor:
         query, key = (cohort.segments.matmul(z, w) for w in (self.query, self.key))
@@ -140,7 +137,7 @@ class GAug(StructureLearner):
             scores[rows, columns] += 1 - self.predicted
             return scores
 
-        return nearest(lambda _, rows: (z[rows], z[rows]), cohort.segments, k, mix)
+        return nearest(z, z, cohort.segments, k, mix)
 
     def score(self, z: Tensor, near: Neighbours, cohort: Cohort) -> Tensor:
         predicted = near.products(z, z).sigmoid()
