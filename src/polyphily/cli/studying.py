@@ -1,0 +1,94 @@
+"""`polyphily study`: the library's own tables, run and written."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polyphily import studies
+from polyphily.errors import UserError
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("study")(study)
+
+
+def study(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Studies; all unless given. See --list.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List studies and cells, stop.")] = False,
+    only: Annotated[
+        str | None, typer.Option("--only", help="Cells whose title has this: cora, 'metis 5'.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where results are kept.")] = Path("studies"),
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write the tables to this file.")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing.")] = True,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    partitions: Annotated[
+        Path | None,
+        typer.Option("--partitions", help="Folder of partition files; missing ones are written."),
+    ] = None,
+    share: Annotated[
+        str, typer.Option("--share", help="Of the cells this part: 1/3 is every third.")
+    ] = "1/1",
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Begin no row after so long.")
+    ] = float("inf"),
+) -> None:
+    """Run the studies behind docs/results.md: does a method help, where, by how much?
+
+    All trials and seeds of a row run in one pass. What is finished is not run again.
+    """
+    wanted = [studies.find(name) for name in names or studies.studies()]
+    number, _, parts = share.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise UserError(f"--share {share}: write 1/3, 2/3 or 3/3")
+    cells = [(s, cell) for s in wanted for cell in s.cells if (only or "") in cell.title]
+    if not cells:
+        raise UserError(f"--only {only}: no cell has this in its title; see --list")
+    if list_:
+        for s, cell in cells:
+            typer.echo(f"{s.name:12s} {cell.title}")
+        return
+    if run:
+        _run(cells[int(number) - 1 :: int(parts)], out, device, partitions, minutes)
+    from polyphily.studies.results import page
+
+    text = page(out, wanted)
+    if write is None:
+        typer.echo(text)
+    else:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        write.write_text(text, encoding="utf-8")
+
+
+def _run(
+    cells: list[tuple[studies.Study, studies.Cell]],
+    out: Path,
+    device: str,
+    partitions: Path | None,
+    minutes: float,
+) -> None:
+    from polyphily.federation.run import check_device
+    from polyphily.studies import trials
+
+    check_device(device)
+    console = Console(stderr=True, highlight=False)
+    until = time.monotonic() + 60 * minutes
+    for s, cell in cells:
+        trials.run_cell(
+            s,
+            cell,
+            out,
+            device=device,
+            partitions=partitions,
+            report=lambda line: console.print(f"[dim]{line}[/dim]", soft_wrap=True),
+            until=until,
+        )

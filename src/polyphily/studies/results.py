@@ -1,0 +1,261 @@
+"""The studies' tables in Markdown, from the files that `trials` keeps."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyphily.federation.tracker import VIEWS
+from polyphily.papers import tables
+from polyphily.studies import (
+    ABLATION,
+    BASELINE,
+    FEDAVG,
+    LOCAL,
+    METHOD,
+    Cell,
+    Row,
+    Study,
+    studies,
+)
+from polyphily.studies.trials import file_of, request
+
+LEVEL = 0.05  # of the paired test
+WORDS = {"received": "the model the server sends", "trained": "the clients' models after training"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row in a cell, in one view, with the trial that validation chose.
+
+    Attributes:
+        row: which.
+        val: mean validation score of that trial over seeds.
+        test: its test score at the best validation round of every seed, in percent.
+        rate: its learning rate and weight decay.
+    """
+
+    row: Row
+    val: float
+    test: tuple[float, ...]
+    rate: tuple[float, float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.test)
+
+    @property
+    def std(self) -> float:
+        return statistics.stdev(self.test) if len(self.test) > 1 else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.std:.2f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The method against FedAvg on its own backbone, seed by seed."""
+
+    difference: float
+    p: float
+    deviation: float
+
+    @classmethod
+    def of(cls, method: Outcome, baseline: Outcome) -> Comparison:
+        from scipy.stats import ttest_rel
+
+        pairs = list(zip(method.test, baseline.test, strict=True))
+        difference = statistics.fmean(a - b for a, b in pairs)
+        same = len({round(a - b, 9) for a, b in pairs}) == 1
+        p = 1.0 if same else float(ttest_rel(method.test, baseline.test).pvalue)
+        return cls(difference, p, baseline.std)
+
+    @property
+    def verdict(self) -> str:
+        if self.p < LEVEL:
+            return "better" if self.difference > 0 else "worse"
+        return "level"
+
+    def __str__(self) -> str:
+        return f"{self.difference:+.2f} (p {self.p:.2f})"
+
+
+def outcomes(study: Study, cell: Cell, folder: Path, view: str) -> dict[str, Outcome]:
+    """What a cell's file has of the study's rows as they are asked for now, by the rows' keys."""
+    path = file_of(folder, study, cell)
+    if not path.exists():
+        return {}
+    kept = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    found = {}
+    for row in study.rows:
+        entry = kept.get(row.key)
+        if entry is not None and entry["request"] == request(study, cell, row):
+            found[row.key] = _chosen(study, row, entry["scores"][view])
+    return found
+
+
+def _chosen(study: Study, row: Row, scores: dict[str, Any]) -> Outcome:
+    vals = [statistics.fmean(seeds) for seeds in scores["val"]]
+    best = max(range(len(vals)), key=vals.__getitem__)
+    test = tuple(100 * value for value in scores["test"][best])
+    return Outcome(row, 100 * vals[best], test, study.rates[best])
+
+
+def best(found: dict[str, Outcome], study: Study, roles: Sequence[str]) -> Outcome | None:
+    """Of the rows in some roles the one with the best validation score."""
+    rows = [found[row.key] for row in study.rows if row.role in roles and row.key in found]
+    return max(rows, key=lambda outcome: outcome.val, default=None)
+
+
+def of_role(found: dict[str, Outcome], study: Study, role: str) -> Outcome | None:
+    return best(found, study, [role])
+
+
+def compare(found: dict[str, Outcome], study: Study) -> Comparison | None:
+    method, baseline = of_role(found, study, METHOD), of_role(found, study, BASELINE)
+    return Comparison.of(method, baseline) if method and baseline else None
+
+
+def headline(study: Study) -> str:
+    """The view that the method is meant for."""
+    from polyphily.federation.run import VIEW_OF
+    from polyphily.methods.base import find
+
+    return VIEW_OF[find(study.method).evaluated]
+
+
+# Markdown ----------------------------------------------------------------------------------------
+
+
+def page(folder: Path, chosen: Sequence[Study] | None = None) -> str:
+    """The whole document."""
+    wanted = list(chosen or studies().values())
+    parts = [_INTRODUCTION, _summary(wanted, folder)]
+    parts += [_section(study, folder) for study in wanted]
+    return "\n\n".join(parts) + "\n"
+
+
+_INTRODUCTION = """# Which methods help, where, and by how much
+
+<!-- Written by `polyphily study --write`; do not edit. -->
+
+Every row of every cell had the same trials (learning rates and weight decays, in
+`src/polyphily/studies/studies.toml`) on the same five seeds, each with its own partition, split,
+initial weights and draws. Validation alone chose the trial and the round; the figures are test
+scores in percent, weighted by clients' test nodes, mean ± standard deviation over seeds. No run saw
+a test label. *Best* is the best of the backbones by validation. The difference is that of a method
+and FedAvg **on the same backbone**, seed by seed, with the p-value of a paired t-test; *better* and
+*worse* are differences with p < 0.05. Published figures are from the papers' own tables; they rest
+on other splits and settings, and stand there for orientation."""
+
+
+def _summary(wanted: Sequence[Study], folder: Path) -> str:
+    rows = [
+        ["study", "view", "cells", "higher mean", "better", "level", "worse", "mean difference"]
+    ]
+    for study in wanted:
+        for view in (headline(study), *(v for v in VIEWS if v != headline(study))):
+            found = [
+                comparison
+                for cell in study.cells
+                if (comparison := compare(outcomes(study, cell, folder, view), study))
+            ]
+            if not found:
+                continue
+            verdicts = [comparison.verdict for comparison in found]
+            mean = statistics.fmean(comparison.difference for comparison in found)
+            rows.append(
+                [
+                    study.name,
+                    view,
+                    f"{len(found)} of {len(study.cells)}",
+                    str(sum(comparison.difference > 0 for comparison in found)),
+                    *(str(verdicts.count(word)) for word in ("better", "level", "worse")),
+                    f"{mean:+.2f}",
+                ]
+            )
+    if len(rows) == 1:
+        return "No study has run yet."
+    return "## Against FedAvg on the same backbone\n\n" + _grid(rows)
+
+
+def _section(study: Study, folder: Path) -> str:
+    first = headline(study)
+    parts = [f"## {study.name}: {study.title}"]
+    for view in (first, *(v for v in VIEWS if v != first)):
+        own = " (the method's own view)" if view == first else ""
+        table = _table(study, folder, view)
+        if table:
+            parts.append(f"### {view.capitalize()}: {WORDS[view]}{own}\n\n{table}")
+    missing = [cell.title for cell in study.cells if not outcomes(study, cell, folder, first)]
+    if missing:
+        parts.append("Not run yet: " + ", ".join(missing) + ".")
+    return "\n\n".join(parts)
+
+
+def _table(study: Study, folder: Path, view: str) -> str:
+    ablations = [row for row in study.rows if row.role == ABLATION]
+    head = [
+        "cell",
+        "FedAvg, published",
+        f"{study.method}, published",
+        "Local, best",
+        "FedAvg, best",
+        next(row.label for row in study.rows if row.role == BASELINE),
+        study.method,
+        "difference",
+        "",
+        *(row.label for row in ablations),
+    ]
+    rows = [head]
+    for cell in study.cells:
+        found = outcomes(study, cell, folder, view)
+        if not found:
+            continue
+        comparison = compare(found, study)
+        rows.append(
+            [
+                cell.title,
+                _published(study, cell, "fedavg"),
+                _published(study, cell, study.method),
+                _with_backbone(best(found, study, [LOCAL])),
+                _with_backbone(best(found, study, [FEDAVG, BASELINE])),
+                _text(of_role(found, study, BASELINE)),
+                _text(of_role(found, study, METHOD)),
+                "–" if comparison is None else str(comparison),
+                "" if comparison is None else comparison.verdict,
+                *(_text(found.get(row.key)) for row in ablations),
+            ]
+        )
+    return _grid(rows) if len(rows) > 1 else ""
+
+
+def _text(outcome: Outcome | None) -> str:
+    return "–" if outcome is None else str(outcome)
+
+
+def _with_backbone(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "–"
+    return f"{outcome} ({outcome.row.backbone or outcome.row.label.rpartition(' ')[2]})"
+
+
+def _published(study: Study, cell: Cell, method: str) -> str:
+    table = tables.paper(study.paper).table(cell.table)
+    if cell.metric != table.protocol_of(cell.dataset).metric:
+        return "–"
+    for figure in table.figures:
+        where = (figure.dataset, figure.partition, figure.clients)
+        if where == (cell.dataset, cell.partition, cell.clients) and figure.method == method:
+            return "–" if figure.mean is None else f"{figure.mean:.2f}"
+    return "–"
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *body])

@@ -1,0 +1,174 @@
+"""Runs the rows of a cell: all trials and seeds of a row in one pass, kept in a file per cell."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polyphily
+from polyphily.errors import PolyphilyError, UserError
+from polyphily.federation.cohort import Cohort
+from polyphily.federation.folder import write_text
+from polyphily.federation.run import Execution, threads
+from polyphily.federation.settings import from_mapping
+from polyphily.federation.tracker import VIEWS
+from polyphily.graphs.datasets import is_present
+from polyphily.graphs.federation import Federation, load
+from polyphily.methods.base import create
+from polyphily.studies import Cell, Row, Study
+
+DIGITS = 6
+Report = Callable[[str], None]
+
+
+def file_of(folder: Path, study: Study, cell: Cell) -> Path:
+    return folder / study.name / f"{cell.name}.json"
+
+
+def run_cell(
+    study: Study,
+    cell: Cell,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    partitions: Path | None = None,
+    report: Report = print,
+    until: float = float("inf"),
+) -> None:
+    """Runs the rows of a cell that are not in its file yet.
+
+    Args:
+        study: the study.
+        cell: one of its cells.
+        folder: where results are kept.
+        device: where to train.
+        partitions: a folder of partition files (`partition_file`), for machines without the
+            partitioners; each missing one is written.
+        report: told of every row.
+        until: a `time.monotonic()` after which no row is begun.
+    """
+    if not is_present(cell.dataset):
+        report(f"{cell.title}: data not present, skipped")
+        return
+    path = file_of(folder, study, cell)
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}}
+    wanted = [row for row in study.rows if request(study, cell, row) != _asked(found, row)]
+    if not wanted or time.monotonic() > until:
+        return
+    federations = [federation_of(cell, seed, partitions) for seed in study.seeds]
+    cohort: Cohort | None = None
+    for row in wanted:
+        if time.monotonic() > until:
+            return
+        began = time.perf_counter()
+        try:
+            scores, cohort = try_row(study, cell, row, federations, device, cohort)
+        except PolyphilyError as error:
+            report(f"{cell.title}: {row.label}: {error}")
+            continue
+        seconds = time.perf_counter() - began
+        found |= {"cell": asdict(cell), "polyphily": polyphily.__version__}
+        found["rows"][row.key] = {
+            "request": request(study, cell, row),
+            "seconds": round(seconds, 1),
+            "scores": scores,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(found, indent=1) + "\n")
+        report(f"{cell.title}: {row.label}: {seconds:.1f} s")
+
+
+def request(study: Study, cell: Cell, row: Row) -> dict[str, Any]:
+    """What decides a row's numbers, as it is kept beside them."""
+    return json.loads(  # type: ignore[no-any-return]
+        json.dumps(
+            {
+                "method": row.method,
+                "backbone": row.backbone,
+                "set": asdict(create(row.method, dict(row.set))),
+                "settings": {**study.settings, "metric": cell.metric},
+                "split": cell.split,
+                "seeds": study.seeds,
+                "rates": study.rates,
+            }
+        )
+    )
+
+
+def _asked(found: dict[str, Any], row: Row) -> dict[str, Any] | None:
+    kept: dict[str, Any] | None = found["rows"].get(row.key, {}).get("request")
+    return kept
+
+
+def partition_file(folder: Path, cell: Cell, seed: int) -> Path:
+    """Where a cell's partition and split of a seed are kept, the portable form of both."""
+    words = [cell.dataset, cell.partition, str(cell.clients or "own"), cell.split, str(seed)]
+    safe = "".join(c if c.isalnum() or c in "-._=" else "_" for c in "-".join(words))
+    return folder / f"{safe}.npz"
+
+
+def federation_of(cell: Cell, seed: int, partitions: Path | None = None) -> Federation:
+    if partitions is None or cell.partition == "natural":
+        return load(
+            cell.dataset,
+            partition=cell.partition,
+            clients=cell.clients,
+            split=cell.split,
+            seed=seed,
+        )
+    file = partition_file(partitions, cell, seed)
+    if not file.exists():
+        partitions.mkdir(parents=True, exist_ok=True)
+        federation_of(cell, seed).partition.save(file)
+    return load(cell.dataset, partition=file, seed=seed)
+
+
+def try_row(
+    study: Study,
+    cell: Cell,
+    row: Row,
+    federations: Sequence[Federation],
+    device: str = "cpu",
+    cohort: Cohort | None = None,
+) -> tuple[dict[str, Any], Cohort]:
+    """Scores of all trials and seeds: for each view `val`, `test` and `test_client_mean`, a list of
+    trials each, a list of seeds in each. And the cohort, for the next row.
+    """
+    settings = {**study.settings, "device": device, "metric": cell.metric}
+    if row.backbone is not None:
+        settings["backbone"] = row.backbone
+    execution = Execution(
+        create(row.method, dict(row.set)),
+        [federation for _ in study.rates for federation in federations],
+        from_mapping(settings),
+        None,
+        rates=[rate for rate in study.rates for _ in federations],
+        keep_best=False,
+        cohort=cohort,
+    )
+    with threads(execution.usual_threads()):
+        execution.advance_to_the_end()
+    metric, count = cell.metric, len(federations)
+    scores: dict[str, Any] = {}
+    for view in VIEWS:
+        best = [
+            execution.tracker.moments(view, s)["best_val"]
+            for s in range(len(execution.federations))
+        ]
+        if best[0]["test"].get(metric) is None:
+            raise UserError(f"{cell.title}: no test node to score")
+
+        def table(split: str, name: str, best: list[dict[str, Any]] = best) -> list[list[float]]:
+            values = [round(moment[split][name], DIGITS) for moment in best]
+            return [values[i : i + count] for i in range(0, len(values), count)]
+
+        scores[view] = {
+            "val": table("val", metric),
+            "test": table("test", metric),
+            "test_client_mean": table("test", f"{metric}_client_mean"),
+        }
+    return scores, execution.simulation.cohort

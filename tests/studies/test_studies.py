@@ -1,0 +1,207 @@
+"""Studies: what they compare, how trials are run and chosen, and the page they are written to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polyphily import load
+from polyphily.cli import app
+from polyphily.errors import UserError
+from polyphily.federation.run import run
+from polyphily.graphs.datasets import find as find_dataset
+from polyphily.graphs.partitions import PARTITIONS
+from polyphily.methods.base import create
+from polyphily.papers import tables
+from polyphily.studies import BASELINE, FEDAVG, LOCAL, METHOD, Cell, Row, Study, find, studies
+from polyphily.studies.results import Comparison, Outcome, best, compare, outcomes, page
+from polyphily.studies.trials import federation_of, file_of, run_cell, try_row
+
+every_study = pytest.mark.parametrize("study", studies().values(), ids=studies())
+CELL = Cell("csbm:nodes=40", "natural", 3, "0.6,0.2,0.2:client", table="figure-4")
+
+
+def small(**changes: object) -> Study:
+    """A study on small synthetic graphs."""
+    study = Study(
+        name="small",
+        method="fedprox",
+        title="small",
+        cells=(CELL,),
+        rows=(
+            Row(LOCAL, "Local, gcn", "local", "gcn"),
+            Row(FEDAVG, "FedAvg, gcn", "fedavg", "gcn"),
+            Row(BASELINE, "FedAvg, mlp", "fedavg", "mlp"),
+            Row(METHOD, "fedprox", "fedprox", "mlp", {"mu": 0.5}),
+        ),
+        seeds=(0, 1),
+        rates=((0.01, 0.0), (0.1, 0.0), (0.01, 0.05)),
+        settings={"rounds": 4, "epochs": 2, "hidden": 8},
+        paper="fedspa",
+    )
+    return replace(study, **changes)
+
+
+@every_study
+def test_what_a_study_names_exists(study: Study) -> None:
+    assert len({cell.name for cell in study.cells}) == len(study.cells)
+    assert len({row.key for row in study.rows}) == len(study.rows)
+    for cell in study.cells:
+        find_dataset(cell.dataset.partition(":")[0])
+        assert cell.partition in {*PARTITIONS, "natural"}
+        tables.paper(study.paper).table(cell.table)
+    for row in study.rows:
+        create(row.method, dict(row.set))
+    assert [row.role for row in study.rows].count(METHOD) == 1
+    assert [row.role for row in study.rows].count(BASELINE) == 1
+
+
+@every_study
+def test_the_cells_stand_in_the_published_tables(study: Study) -> None:
+    missing = []
+    for cell in study.cells:
+        figures = tables.paper(study.paper).table(cell.table).figures
+        places = {(f.dataset, f.partition, f.clients) for f in figures}
+        if (cell.dataset, cell.partition, cell.clients) not in places:
+            missing.append(cell.dataset)
+    assert missing in ([], ["syn-cora:homophily=all"])  # which the paper shows in a figure only
+
+
+def test_every_row_of_a_study_has_the_same_trials() -> None:
+    assert len({study.rates for study in studies().values()}) == 1
+    assert len({study.seeds for study in studies().values()}) == 1
+
+
+def test_trials_in_one_pass_are_separate_runs_to_the_bit() -> None:
+    study, row = small(), Row(METHOD, "fedspa", "fedspa", "acm-gcn")
+    federations = [federation_of(CELL, seed) for seed in study.seeds]
+    scores, _ = try_row(study, CELL, row, federations)
+    for trial, (lr, decay) in enumerate(study.rates):
+        for s, seed in enumerate(study.seeds):
+            alone = run(
+                "fedspa",
+                load(CELL.dataset, clients=3, split=CELL.split, seed=seed),
+                backbone="acm-gcn",
+                lr=lr,
+                weight_decay=decay,
+                **study.settings,
+            )
+            for view, found in scores.items():
+                moment = alone.summary["views"][view]["best_val"]
+                assert found["val"][trial][s] == round(moment["val"]["accuracy"], 6)
+                assert found["test"][trial][s] == round(moment["test"]["accuracy"], 6)
+
+
+def test_what_is_finished_is_not_run_again_and_what_changed_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    run_cell(small(), CELL, tmp_path, report=said.append)
+    assert len(said) == 4
+    run_cell(small(), CELL, tmp_path, report=said.append)
+    assert len(said) == 4
+    rows = small().rows
+    run_cell(
+        small(rows=(*rows[:3], replace(rows[3], set={"mu": 1.0}))),
+        CELL,
+        tmp_path,
+        report=said.append,
+    )
+    assert len(said) == 5
+    run_cell(small(settings={**small().settings, "epochs": 1}), CELL, tmp_path, report=said.append)
+    assert len(said) == 9
+    found = json.loads(file_of(tmp_path, small(), CELL).read_text(encoding="utf-8"))
+    assert found["cell"]["dataset"] == CELL.dataset
+
+
+def test_nothing_begins_after_the_time_is_up(tmp_path: Path) -> None:
+    run_cell(small(), CELL, tmp_path, until=0.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_partition_files_are_written_and_used(tmp_path: Path) -> None:
+    graph, kept = tmp_path / "graph", tmp_path / "kept"
+    graph.mkdir()
+    lines = [f"{i},{i % 2},{i * 0.1},{i % 3}" for i in range(60)]
+    (graph / "nodes.csv").write_text("\n".join(["id,label,a,b", *lines]), encoding="utf-8")
+    lines = [f"{i},{(i * 7 + 1) % 60}" for i in range(60)]
+    (graph / "edges.csv").write_text("\n".join(["source,target", *lines]), encoding="utf-8")
+    cell = Cell(str(graph), "random", 2, "0.6,0.2,0.2:client")
+    first = federation_of(cell, 0, kept)
+    (file,) = kept.iterdir()
+    before = file.read_bytes()
+    again = federation_of(cell, 0, kept)
+    assert file.read_bytes() == before
+    assert first.partition.sha256 == again.partition.sha256
+    assert first.partition.sha256 == federation_of(cell, 0).partition.sha256
+
+
+def test_validation_chooses_the_trial_and_the_backbone(tmp_path: Path) -> None:
+    study = small(rates=((0.1, 0.0), (0.2, 0.0)), seeds=(0, 1))
+    scores = {
+        "local[]/gcn": ([[0.5, 0.5], [0.6, 0.7]], [[0.9, 0.9], [0.1, 0.2]]),
+        "fedavg[]/gcn": ([[0.9, 0.9], [0.1, 0.1]], [[0.3, 0.5], [0.8, 0.8]]),
+        "fedavg[]/mlp": ([[0.2, 0.2], [0.3, 0.3]], [[0.9, 0.9], [0.5, 0.6]]),
+        "fedprox[mu=0.5]/mlp": ([[0.2, 0.2], [0.3, 0.3]], [[0.9, 0.9], [0.7, 0.7]]),
+    }
+    from polyphily.studies.trials import request
+
+    rows = {}
+    for row in study.rows:
+        val, test = scores[row.key]
+        views = {v: {"val": val, "test": test} for v in ("received", "trained")}
+        rows[row.key] = {"request": request(study, CELL, row), "scores": views}
+    path = file_of(tmp_path, study, CELL)
+    path.parent.mkdir()
+    path.write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    found = outcomes(study, CELL, tmp_path, "received")
+    assert found["local[]/gcn"].test == pytest.approx((10, 20))
+    assert found["local[]/gcn"].rate == (0.2, 0.0)
+    chosen = best(found, study, [FEDAVG, BASELINE])
+    assert chosen is not None
+    assert chosen.row.backbone == "gcn"
+    assert chosen.mean == pytest.approx(40)
+    comparison = compare(found, study)
+    assert comparison is not None
+    assert comparison.difference == pytest.approx(15)
+    text = page(tmp_path, [study])
+    assert "| csbm:nodes=40 natural 3 | – | – | 15.00 ± 7.07 (gcn) | 40.00 ± 14.14 (gcn) |" in text
+    assert "55.00 ± 7.07 | 70.00 ± 0.00 | +15.00" in text
+
+
+def test_the_paired_test_is_students() -> None:
+    row = small().rows[0]
+    one = Outcome(row, 0, (70.0, 71.0, 73.0), (0.1, 0.0))
+    two = Outcome(row, 0, (69.0, 69.5, 71.0), (0.1, 0.0))
+    found = Comparison.of(one, two)
+    # differences 1, 1.5, 2: mean 1.5, deviation 0.5, t = 1.5 / (0.5 / sqrt 3) with 2 degrees
+    assert found.difference == pytest.approx(1.5)
+    t = 1.5 / (0.5 / 3**0.5)
+    assert found.p == pytest.approx(1 - t / (t * t + 2) ** 0.5)
+    assert found.verdict == "better"
+    assert Comparison.of(one, one).verdict == "level"
+
+
+def test_the_command_lists_runs_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyphily.studies.studies", lambda: {"small": small()})
+    runner = CliRunner()
+    assert CELL.title in runner.invoke(app, ["study", "--list"]).stdout
+    arguments = ["study", "--out", str(tmp_path / "kept"), "--write", str(tmp_path / "page.md")]
+    done = runner.invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert text.startswith("# Which methods help")
+    assert "Not run yet" not in text
+    with pytest.raises(UserError, match="no cell"):
+        runner.invoke(app, ["study", "--only", "nothing"], catch_exceptions=False)
+    with pytest.raises(UserError, match="write 1/3"):
+        runner.invoke(app, ["study", "--share", "3/2"], catch_exceptions=False)
+
+
+def test_an_unknown_study_is_refused() -> None:
+    with pytest.raises(UserError, match="fedspa"):
+        find("fedspaa")
