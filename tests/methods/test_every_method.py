@@ -18,6 +18,7 @@ from cases import (
     weights_of,
     with_noise_outside_training,
 )
+from polyphily.errors import UserError
 from polyphily.federation.local import MODEL, model_part
 from polyphily.federation.simulation import train_locally
 from polyphily.graphs.federation import Federation
@@ -221,3 +222,30 @@ def test_what_travels_can_be_listed(name: str) -> None:
     up, down = trace(load_all()[name]())
     assert bool(up) == (name != "local")
     assert all(row["name"] and row["shape"] for row in [*up, *down])
+
+
+@every_method
+def test_the_papers_form_is_one_flag_away(name: str) -> None:
+    cls = load_all()[name]
+    departs = {
+        field: value
+        for field, value in cls.paper_form().items()
+        if value != cls.hyperparameters()[field].default
+    }
+    assert departs == cls.paper_form(), "a value that is no other than the default"
+    assert create(name, {"paper": "on"}) == create(name, departs)
+    assert create(name, {"paper": False}) == create(name)
+    if departs:
+        field, value = next(iter(departs.items()))
+        usual = cls.hyperparameters()[field].default
+        assert getattr(create(name, {"paper": True, field: usual}), field) == usual != value
+    with pytest.raises(UserError, match="paper"):
+        create(name, {"paper": "maybe"})
+
+
+@pytest.mark.parametrize("name", ["fedspa", "fedgsp", "fedhero", "s2fgl", "fedath"])
+def test_the_papers_forms_train(name: str) -> None:
+    chosen = create(name, {"paper": "on"})
+    assert chosen != create(name)
+    simulation = simulate(chosen, small_federation(), 3)
+    assert all(tensor.isfinite().all() for tensor in simulation.memory.values())

@@ -32,7 +32,7 @@ from polyphily.graphs.graph import Graph
 from polyphily.methods.base import Uploads, create
 from polyphily.methods.fedhero import DualChannel, FedHERO, WithLatent
 from polyphily.nn import latent as latent_module
-from polyphily.nn.backbones import Shape
+from polyphily.nn.backbones import Shape, build
 from polyphily.nn.latent import FeatureDistances, LatentGraph, Neighbours, nearest, strongest
 from polyphily.nn.segments import Segments
 from polyphily.nn.structure import LEARNERS
@@ -41,8 +41,12 @@ NO_RNG = np.random.default_rng(0)
 SHAPE = Shape(features=6, classes=3, hidden=8, layers=2, dropout=0.0, heads=4)
 
 
+PAPER = {"plain": False, "alpha": 0.2, "share": "global"}
+
+
 def method_with(**options: object) -> FedHERO:
-    method = create("fedhero", options)
+    """The paper's network and sharing, with some options."""
+    method = create("fedhero", {**PAPER, **options})
     assert isinstance(method, FedHERO)
     return method
 
@@ -321,7 +325,7 @@ def test_a_node_without_features_sends_no_infinite_gradient() -> None:
     features = dense_features(graph).numpy().astype(np.float32)
     features[3] = 0
     for given in (features, sp.csr_array(features)):
-        simulation = simulate("fedhero", federation_of([with_features(graph, given)] * 2), 3)
+        simulation = simulate(method_with(), federation_of([with_features(graph, given)] * 2), 3)
         assert all(t.isfinite().all() for t in simulation.tensors().values())
 
 
@@ -517,13 +521,13 @@ def test_the_server_weighs_by_nodes() -> None:
     state = {"model/learner.left": torch.zeros(1)}
     after = method_with().aggregate(state, Uploads((0, 1), tensors), NO_RNG)
     assert after["model/learner.left"].item() == 2.0
-    simulation = simulate("fedhero", small_federation())
+    simulation = simulate(method_with(), small_federation())
     sent = simulation._train(range(4), [range(4)]).uploads
     assert sent["weight"].tolist() == list(SIZES)
 
 
 def test_clients_keep_their_own_local_channel_and_take_the_global_one() -> None:
-    simulation = simulate("fedhero", small_federation(), 3)
+    simulation = simulate(method_with(), small_federation(), 3)
     received = simulation.received().params
     for name, value in received.items():
         same = all(torch.equal(value[0], other) for other in value[1:])
@@ -554,3 +558,35 @@ def test_senseless_options_are_refused(options: dict[str, object]) -> None:
 def test_an_unknown_backbone_is_refused() -> None:
     with pytest.raises(UserError):
         method_with().build("transformer", SHAPE, 0)
+
+
+# The plain network -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gcn", "acm-gcn", "sage", "mlp"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_plain_network_is_the_backbone_where_the_latent_graph_has_no_weight(
+    kind: str, layers: int
+) -> None:
+    cohort = random_cohort(SIZES, sparse=True)
+    shape = Shape(cohort.num_features, 3, hidden=8, layers=layers, heads=2)
+    network = create("fedhero", {"alpha": 1.0}).build(kind, shape, 0).double()
+    params = random_parameters(network, len(SIZES))
+    found = functional_call(network, params, (cohort,)).logits
+    backbone = build(kind, shape, 0).double()
+    own = {n.removeprefix("local_"): p for n, p in params.items() if n.startswith("local_convs.")}
+    expected = functional_call(backbone, own, (cohort,)).logits
+    torch.testing.assert_close(found, expected)
+    mixed = create("fedhero", {"alpha": 0.5}).build(kind, shape, 0).double()
+    assert not torch.allclose(functional_call(mixed, params, (cohort,)).logits, expected)
+
+
+def test_everything_of_the_plain_network_travels_and_learns() -> None:
+    simulation = simulate("fedhero", small_federation(), 1)
+    before = {n: t.clone() for n, t in model_part(simulation.memory).items()}
+    simulation.advance()
+    after = model_part(simulation.states[0])
+    assert set(after) == set(before)
+    assert {name.split(".")[0] for name in after} == {"learner", "global_convs", "local_convs"}
+    for name, value in model_part(simulation.memory).items():
+        assert not torch.equal(value, before[name]), name

@@ -57,6 +57,7 @@ def show_method(
             "name": field.name,
             "symbol": field.metadata.get("symbol", ""),
             "default": field.default,
+            "paper": field.metadata.get("paper"),
             "meaning": field.metadata.get("doc", ""),
             "choices": list(field.metadata.get("choices", ())),
         }
@@ -83,20 +84,20 @@ def show_method(
         + ("the model the server sends" if cls.evaluated == "global" else "each client's own model")
         + f"; best round chosen per {cls.selection}"
     )
-    console.print("\n[bold]Hyperparameters[/bold] (--set name=value)")
+    departs = any(p["paper"] is not None for p in parameters)
+    hint = "; --set paper=on takes the paper's values" if departs else ""
+    console.print(f"\n[bold]Hyperparameters[/bold] (--set name=value{hint})")
     if parameters:
-        console.print(
-            _table(
-                [{**p, "choices": ", ".join(p["choices"])} for p in parameters],
-                {
-                    "name": "name",
-                    "symbol": "symbol",
-                    "default": "default",
-                    "meaning": "meaning",
-                    "choices": "choices",
-                },
-            )
-        )
+        shown = ("name", "symbol", "default", *(("paper",) if departs else ()), "meaning")
+        rows = [
+            {
+                **p,
+                "choices": ", ".join(p["choices"]),
+                "paper": "" if p["paper"] is None else p["paper"],
+            }
+            for p in parameters
+        ]
+        console.print(_table(rows, {name: name for name in (*shown, "choices")}))
     else:
         console.print("  none")
     for title, rows in (("Leaves a site", up), ("Comes back", down)):

@@ -112,7 +112,7 @@ def run(
     chosen = {k: v for k, v in options.items() if k in knobs.names()}
     rest = {k: v for k, v in options.items() if k not in chosen}
     if isinstance(method, str):
-        known = {*methods.find(method).hyperparameters(), *knobs.names()}
+        known = {*methods.find(method).hyperparameters(), methods.PAPER, *knobs.names()}
         for name in rest:
             if name not in known:
                 raise unknown("setting", name, known)

@@ -54,11 +54,16 @@ def to_each(tensors: Mapping[str, Tensor], clients: Sequence[int]) -> Message:
     return {n: t.unsqueeze(0).expand(len(clients), *t.shape) for n, t in tensors.items()}
 
 
-def parameter(default: Any, doc: str, *, symbol: str = "", choices: Sequence[str] = ()) -> Any:
-    """A hyperparameter: its default, its meaning, and the paper's symbol for it."""
-    return dataclasses.field(
-        default=default, metadata={"doc": doc, "symbol": symbol, "choices": tuple(choices)}
-    )
+PAPER = "paper"  # `--set paper=on`: every hyperparameter as the paper has it
+
+
+def parameter(
+    default: Any, doc: str, *, symbol: str = "", choices: Sequence[str] = (), paper: Any = None
+) -> Any:
+    """A hyperparameter: its default, its meaning, the paper's symbol, and its value there where
+    that is another (`--set paper=on` takes these)."""
+    metadata = {"doc": doc, "symbol": symbol, "choices": tuple(choices), "paper": paper}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,12 @@ class Method(LossAndGradient):
     def hyperparameters(cls) -> dict[str, dataclasses.Field[Any]]:
         return {f.name: f for f in dataclasses.fields(cls)}
 
+    @classmethod
+    def paper_form(cls) -> dict[str, Any]:
+        """The hyperparameters whose defaults here depart from the paper, as they are there."""
+        found = {n: f.metadata.get("paper") for n, f in cls.hyperparameters().items()}
+        return {name: value for name, value in found.items() if value is not None}
+
 
 METHODS: dict[str, type[Method]] = {}
 M = TypeVar("M", bound=type[Method])
@@ -171,15 +182,28 @@ def find(name: str) -> type[Method]:
 
 
 def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    """A method with some hyperparameters set, values as Python values or as text."""
+    """A method with some hyperparameters set, values as Python values or as text.
+
+    `paper=on` sets all of them as the paper has them, but for those that are set beside it.
+    """
     cls = find(name)
     fields = cls.hyperparameters()
+    wanted = dict(settings or {})
     values: dict[str, Any] = {}
-    for key, value in (settings or {}).items():
+    if PAPER not in fields and _truth(cls.name, PAPER, wanted.pop(PAPER, False)):
+        values |= cls.paper_form()
+    for key, value in wanted.items():
         if key not in fields:
-            raise unknown(f"hyperparameter of {cls.name}", key, fields)
+            raise unknown(f"hyperparameter of {cls.name}", key, [*fields, PAPER])
         values[key] = _convert(cls.name, fields[key], value)
     return cls(**values)
+
+
+def _truth(method: str, name: str, value: Any) -> bool:
+    words = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+    if str(value).lower() not in words:
+        raise UserError(f"{method}: '{name}' takes a value of type bool, not '{value}'")
+    return words[str(value).lower()]
 
 
 def _convert(method: str, field: dataclasses.Field[Any], value: Any) -> Any:
@@ -188,13 +212,11 @@ def _convert(method: str, field: dataclasses.Field[Any], value: Any) -> Any:
     choices = field.metadata.get("choices", ())
     try:
         if kind is bool:
-            words = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
-            converted: Any = words[str(value).lower()]
-        else:
-            converted = kind(value)
-            if kind is int and float(value) != converted:
-                raise ValueError
-    except (KeyError, ValueError, TypeError):
+            return _truth(method, field.name, value)
+        converted: Any = kind(value)
+        if kind is int and float(value) != converted:
+            raise ValueError
+    except (ValueError, TypeError):
         raise UserError(
             f"{method}: '{field.name}' takes a value of type {kind.__name__}, not '{value}'"
         ) from None

@@ -251,6 +251,7 @@ class FedATH(FedAvg):
         "what the trace is divided by: (N-1)^2 as in the paper (pairs), N as in the authors' code "
         "(nodes), or the two norms, a value in [0, 1] that small logits cannot lower (alignment)",
         choices=("pairs", "nodes", "alignment"),
+        paper="pairs",
     )
     entropy: str = parameter(
         "mean",
@@ -271,15 +272,15 @@ class FedATH(FedAvg):
     evaluator_width: int = parameter(
         16, "hidden width of the evaluator; not stated in the paper, 512 in the authors' code"
     )
-    symmetric: bool = parameter(True, "whether both directions get their mean score; paper: no")
+    symmetric: bool = parameter(True, "whether both directions get their mean score", paper=False)
     unit_features: bool = parameter(
-        True, "whether the evaluator sees features of unit length; paper: no"
+        True, "whether the evaluator sees features of unit length", paper=False
     )
     initial_score: float = parameter(
-        4.0, "what edge scores start around: 4 keeps all edges at first (ω = 0.98); paper: 0"
+        4.0, "what edge scores start around: 4 keeps all edges at first (ω = 0.98)", paper=0.0
     )
     evaluator_lr: float = parameter(
-        0.001, "learning rate of the evaluator; 0: that of the GNNs, as in the paper"
+        0.001, "learning rate of the evaluator; 0: that of the GNNs", paper=0.0
     )
     joint: bool = parameter(
         False,

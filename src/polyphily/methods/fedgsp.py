@@ -118,13 +118,15 @@ class FedGSP(Method):
     scale: str = parameter(
         "terms",
         "what is brought to unit range before the W step: the distances of each kind (terms), "
-        "their difference t_ij (range), or nothing (none: the paper, whose W is all but even)",
+        "their difference t_ij (range), or nothing (none: W is all but even then)",
         choices=("terms", "range", "none"),
+        paper="none",
     )
     floor: float = parameter(
         1.0,
         "share of the mean e_l that is added to each: bounds the attention of dimensions on which "
-        "clients agree; 0 in the paper",
+        "clients agree",
+        paper=0.0,
     )
     strengths: str = parameter(
         "spectral",
@@ -134,7 +136,9 @@ class FedGSP(Method):
     )
     sweeps: int = parameter(20, "alternations of R, S and W at most, when new vectors came")
     exchange: int = parameter(
-        15, "rounds, from the first, in which clients send their singular vectors; the paper: all"
+        15,
+        "rounds, from the first, in which clients send their singular vectors",
+        paper=1_000_000_000,
     )
     coefficients: str = parameter(
         "feature",

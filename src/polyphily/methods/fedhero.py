@@ -138,14 +138,15 @@ def _local_conv(
 )
 @dataclass(frozen=True)
 class FedHERO(FedAvg):
-    """Z^l = relu(alpha f_loc(Z^(l-1), A) + (1-alpha) f_g(Z^(l-1), Ã)); f_g and Ã's learner travel.
+    """Z^l = relu(alpha f_loc(Z^(l-1), A) + (1-alpha) f_g(Z^(l-1), Ã)), Ã from a shared learner.
 
     Ã joins each node to the k others that a learned similarity puts first. As printed, Eq. (4)
     makes Ã binary, which leaves the learner without a gradient: here an edge's weight is its
     similarity, negative ones cut off, or one with the similarity's gradient (`weights`). A node is
     never among its own k; convolutions add it with weight one and normalise by row.
 
-    The method brings its own network; the backbone's name chooses its convolutions.
+    The method brings its own network; the backbone's name chooses its convolutions. By default
+    that is the backbone itself, twice, and all of it travels; in the paper f_g and Ã's learner do.
     """
 
     evaluated = "personal"
@@ -153,7 +154,7 @@ class FedHERO(FedAvg):
     k: int = parameter(20, "latent neighbours of a node, at most", symbol="k")
     comparisons: int = parameter(4, "weighted cosines that the learner averages", symbol="N_H")
     width: int = parameter(32, "width of the learner's embeddings (not in the paper)", symbol="d'")
-    alpha: float = parameter(0.2, "weight of the local channel", symbol="α")
+    alpha: float = parameter(0.8, "weight of the local channel", symbol="α", paper=0.2)
     smoothness: float = parameter(
         0.1, "weight of the smoothness of features over latent edges", symbol="λ"
     )
@@ -161,11 +162,12 @@ class FedHERO(FedAvg):
     scale: str = parameter(
         "edges",
         "what the two terms are divided by: the client's latent edges, its pairs of nodes, or "
-        "nothing (the paper: sums that outgrow the mean cross-entropy)",
+        "nothing (sums that outgrow the mean cross-entropy)",
         choices=("edges", "pairs", "nothing"),
+        paper="nothing",
     )
     unit_features: bool = parameter(
-        True, "whether the smoothness compares features of length one (the paper: as they are)"
+        True, "whether the smoothness compares features of length one", paper=False
     )
     learner: str = parameter(
         "weighted-cosine", "how the latent graph is learned", choices=tuple(LEARNERS)
@@ -187,18 +189,20 @@ class FedHERO(FedAvg):
         choices=("round", "step"),
     )
     plain: bool = parameter(
-        False,
+        True,
         "whether the convolutions take the features and give the logits, as the backbone's do: no "
-        "projection, no concatenation; the paper has both",
+        "projection, no concatenation",
+        paper=False,
     )
     dual_channel: bool = parameter(
         True, "whether the client's graph has convolutions of its own, or those of the latent one"
     )
     share: str = parameter(
-        "global",
-        "what travels: learner and latent convolutions (the paper), nothing, everything, or the "
-        "task model (projection, local convolutions, classifier)",
+        "all",
+        "what travels: learner and latent convolutions (global), nothing, everything, or the task "
+        "model (projection, local convolutions, classifier)",
         choices=("global", "none", "all", "task"),
+        paper="global",
     )
     share_projection: bool = parameter(
         False, "whether the projection f_0 travels with the global channel", symbol="f_0"

@@ -75,11 +75,13 @@ class FedSPA(FedAvg):
         "mean",
         "sums over neighbours are divided by the degree (mean), or not, as printed (sum)",
         choices=("mean", "sum"),
+        paper="sum",
     )
     hidden_share: float = parameter(
         0.5,
         "share of train nodes whose labels each step hides from the network and takes the loss on: "
-        "else train nodes' edges tell them their labels, and test nodes' do not; the paper has 0",
+        "else train nodes' edges tell them their labels, and test nodes' do not",
+        paper=0.0,
     )
     tied: bool = parameter(
         False, "all channels start equal: the network starts as the backbone (the paper is silent)"
@@ -87,7 +89,8 @@ class FedSPA(FedAvg):
     channel_lr: float = parameter(
         2.0,
         "factor on the channels' gradients, their learning-rate factor under SGD: the two share "
-        "the step on unknown edges; Adam's steps do not depend on it; the paper has 1",
+        "the step on unknown edges; Adam's steps do not depend on it",
+        paper=1.0,
     )
     laplacian: str = parameter(
         "symmetric",

@@ -51,8 +51,8 @@ class S2FGL(FedAvg):
         "weight of L_FGMA; the paper tries 0.01 to 1, its code has 1, which slows training down",
         symbol="λ2",
     )
-    warm_up: int = parameter(20, "rounds without either term; 0 in the paper")
-    ramp: int = parameter(10, "rounds over which both weights then grow; 0 in the paper")
+    warm_up: int = parameter(20, "rounds without either term", paper=0)
+    ramp: int = parameter(10, "rounds over which both weights then grow", paper=0)
     centrality: str = parameter(
         "paper",
         "which nodes stand for a client: Eq. 3-5, or the released code's form of it, which prefers "
@@ -80,9 +80,12 @@ class S2FGL(FedAvg):
         "every class (paper); all, once for all classes (released code)",
         symbol="N_c^k",
         choices=("holders", "class", "replica"),
+        paper="class",
     )
     temperature: float = parameter(
-        0.2, "cosines are divided by it before the softmax; 1 in the paper, where L_FKD hardly acts"
+        0.2,
+        "cosines are divided by it before the softmax; at 1 L_FKD hardly acts",
+        paper=1.0,
     )
     divergence: str = parameter(
         "local||global",
@@ -92,7 +95,7 @@ class S2FGL(FedAvg):
     neighbours: int = parameter(3, "nearest neighbours in the similarity graph", symbol="k_sim")
     eigenvectors: int = parameter(10, "eigenvectors at each end of the spectrum", symbol="k_eig")
     spectral_share: float = parameter(
-        0.2, "share of nodes, the most central ones, that FGMA aligns; 1 in the paper"
+        0.2, "share of nodes, the most central ones, that FGMA aligns", paper=1.0
     )
     refresh: str = parameter(
         "step",
@@ -101,7 +104,7 @@ class S2FGL(FedAvg):
         choices=("step", "round"),
     )
     tie_break: float = parameter(
-        1e-4, "slope on the Laplacian's diagonal that tells equal eigenvalues apart; 0 in the paper"
+        1e-4, "slope on the Laplacian's diagonal that tells equal eigenvalues apart", paper=0.0
     )
 
     # The most central nodes ------------------------------------------------------------------
