@@ -583,3 +583,21 @@ def test_cora_is_divided_as_in_openfgl(real_data: Path) -> None:
     assert 0.15 < train / 2708 <= 0.2
     assert_same(load(**federation.request, root=real_data), federation)  # type: ignore[arg-type]
     assert "2708 nodes" in refusal("cora", clients=2709, root=real_data)
+
+
+def test_clients_with_the_same_nodes_share_one_split() -> None:
+    """Else a client's test label would be another's train label."""
+    first = random_graph(60, seed=1)
+    other = replace(random_graph(60, seed=2), labels=first.labels)
+    twin = replace(other, features=first.features)
+    masks = [graph.masks for graph in load([first, twin], split="0.6,0.2,0.2").clients]
+    assert masks[0] is not None
+    assert masks[1] is not None
+    for name in ("train", "val", "test"):
+        assert np.array_equal(getattr(masks[0], name), getattr(masks[1], name))
+    assert any("same nodes" in note for note in load([first, twin]).notes)
+    apart = load([first, other], split="0.6,0.2,0.2")
+    assert apart.clients[0].masks is not None
+    assert apart.clients[1].masks is not None
+    assert not np.array_equal(apart.clients[0].masks.train, apart.clients[1].masks.train)
+    assert not any("same nodes" in note for note in apart.notes)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def tiny_job(rounds: int = 3, **changes: Any) -> plan.Job:
     job = plan.job(paper, table, table.figures[0], Choice(seeds=(0, 1), rounds=rounds))
     data = {**job.data, "dataset": "csbm:nodes=60,features=8", "clients": 3}
     settings = {**job.settings, "hidden": 8, **changes}
-    return plan.Job(job.figure, "fedavg", {}, data, job.seeds, settings, job.protocol)
+    return replace(job, method="fedavg", hyperparameters={}, data=data, settings=settings)
 
 
 class Counted:

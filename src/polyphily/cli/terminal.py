@@ -24,26 +24,10 @@ from rich.table import Table
 
 from polyphily.federation.run import VIEW_OF
 from polyphily.federation.run import Progress as Report
+from polyphily.report.words import percent, size, span
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-
-def percent(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f}"
-
-
-def size(count: float) -> str:
-    """Bytes for people.
-
-    >>> size(1_468_000)
-    '1.5 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 @contextmanager
@@ -116,7 +100,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
                 words,
                 *cells,
                 percent(test.get(f"{names[-1]}_client_mean")),
-                _range(test.get(f"{names[-1]}_per_client", [])),
+                span(test.get(f"{names[-1]}_per_client", [])),
                 style="bold" if view == own and moment == "best_val" else "",
             )
     out.print()
@@ -155,7 +139,7 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
             summary["method"],
             _with_spread(test, metric, len(summary["seeds"]) > 1),
             percent(test.get(f"{metric}_client_mean")) + deviation,
-            _range(per_client),
+            span(per_client),
             VIEW_OF[summary["evaluated"]],
             f"{1000 * summary['seconds_per_round_median']:.1f}",
             size(summary["bytes_up_per_round"]),
@@ -182,8 +166,3 @@ def _with_spread(scores: Mapping[str, Any], metric: str, several: bool) -> str:
     text = percent(scores.get(metric))
     deviation = scores.get(f"{metric}_std")
     return f"{text} ± {percent(deviation)}" if several and deviation is not None else text
-
-
-def _range(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{percent(min(known), 1)} – {percent(max(known), 1)}" if known else "–"

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 from polyphily.errors import UserError, unknown
 from polyphily.graphs import datasets, files, splits
+from polyphily.graphs import noise as disturbances
 from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, Masks
 from polyphily.graphs.partitions import PARTITIONS, Partition, partition
 
@@ -23,6 +24,7 @@ NORMALIZATIONS = {
 NATURAL = "natural"
 SAVED = "partition.npz"  # where a run folder keeps the partition it was given
 FROM_FILE = "as in the partition file"
+IN_MEMORY = "graphs"  # the name of graphs that came from no file
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def load(
     seed: int = 0,
     split: str | None = None,
     normalize: str = "none",
+    noise: str | None = None,
     root: Path | None = None,
 ) -> Federation:
     """A federation by name, from files, or from graphs in memory.
@@ -91,6 +94,7 @@ def load(
         split: "0.6,0.2,0.2" (add ":client" or ":global"), "5-fold" or "own". Unless given: the
             partition file's masks, the split in a site's own files, or what the papers use.
         normalize: "none", "row" or "standard".
+        noise: what to disturb in the clients' graphs, "edges=0.1,features=0.1,labels=0.1".
         root: where datasets are kept; `$POLYPHILY_DATA` or a cache folder unless given.
 
     Raises:
@@ -117,6 +121,8 @@ def load(
     members = [replace(g, features=_normalize(g.features, normalize)) for g in raw]
     for graph in members:
         _check_masks(graph)
+    disturbance = disturbances.parse(noise)
+    members = disturbances.disturb(members, disturbance, len(collection.classes), seed)
     return Federation(
         dataset=collection.name,
         kind=kind,
@@ -126,15 +132,36 @@ def load(
         split=text,
         seed=seed,
         metric=metric,
-        notes=(*collection.notes, *_scale_note(members, normalize)),
+        notes=(*collection.notes, *_twin_note(members), *_scale_note(members, normalize)),
         request={
             "dataset": collection.name,
             "partition": SAVED if saved is not None else _written(name, options),
             **({} if name == "louvain-min" else {"clients": len(members)}),
             **({} if text == FROM_FILE else {"split": text}),
             "normalize": normalize,
+            **({"noise": str(disturbance)} if disturbance else {}),
         },
     )
+
+
+def whole_graph(federation: Federation, root: Path | None = None) -> Graph | None:
+    """The graph that was divided among the clients, read again; None where there was none.
+
+    Its train, validation and test nodes are those of the clients.
+    """
+    layout = federation.partition
+    if layout.name == NATURAL or federation.dataset == IN_MEMORY:
+        return None
+    collection, *_ = _collect(federation.dataset, federation.seed, len(federation), root)
+    graph = collection.graphs[0]
+    masks = Masks(*[np.zeros(graph.num_nodes, dtype=np.bool_) for _ in range(3)])
+    for k, client in enumerate(federation.clients):
+        assert client.masks is not None
+        nodes = layout.nodes_of(k)
+        for name in ("train", "val", "test"):
+            getattr(masks, name)[nodes[getattr(client.masks, name)]] = True
+    how = str(federation.request.get("normalize", "none"))
+    return replace(graph, features=_normalize(graph.features, how), masks=masks)
 
 
 def _check_masks(graph: Graph) -> None:
@@ -182,7 +209,7 @@ def _collect(
                 replace(g, name=_client_name(k, len(graphs))) for k, g in enumerate(graphs)
             )
         return (
-            Collection("graphs", graphs, classes, natural=len(graphs) > 1),
+            Collection(IN_MEMORY, graphs, classes, natural=len(graphs) > 1),
             "files",
             "accuracy",
             10,
@@ -277,10 +304,41 @@ def _natural(
         split = wanted or splits.parse("own" if graphs[0].own_masks else "0.6,0.2,0.2")
         if split.kind == "global":
             raise UserError("a global split needs one graph to divide: these are clients already")
-        masks, text = splits.draw(split, graphs, seed), str(split)
+        twins = len(graphs) > 1 and same_nodes(graphs)
+        drawn = splits.draw(split, graphs[:1] if twins else graphs, seed)
+        masks, text = drawn * len(graphs) if twins else drawn, str(split)
     members = [graph.with_masks(own) for graph, own in zip(graphs, masks, strict=True)]
     nodes = [np.arange(a, b) for a, b in pairwise(ends)]
     return members, Partition.of(NATURAL, nodes, masks), text
+
+
+def same_nodes(graphs: Sequence[Graph]) -> bool:
+    """Whether all graphs have the very same nodes, features and labels, in the same order.
+
+    One split must then serve all of them: a test node of one client would else be a train node of
+    another, and its label known.
+    """
+    first = graphs[0]
+    return all(
+        graph.num_nodes == first.num_nodes
+        and np.array_equal(graph.labels, first.labels)
+        and _equal(graph.features, first.features)
+        for graph in graphs[1:]
+    )
+
+
+def _equal(one: Features, two: Features) -> bool:
+    if sp.issparse(one) and sp.issparse(two):
+        return bool(one.shape == two.shape and (one != two).nnz == 0)
+    return type(one) is type(two) and np.array_equal(one, two)
+
+
+def _twin_note(graphs: Sequence[Graph]) -> tuple[str, ...]:
+    if len(graphs) < 2 or not same_nodes(graphs):
+        return ()
+    return (
+        "every client has the same nodes: one split serves all, so that no test label is known",
+    )
 
 
 def _divide(

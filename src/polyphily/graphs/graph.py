@@ -161,6 +161,7 @@ class Collection:
         classes: label names; label `i` in every graph is `classes[i]`.
         natural: True where `graphs` are already the clients.
         notes: what a user should know about how the data were read (merged edges, for example).
+        feature_names: the names of the feature columns, where the files have any.
     """
 
     name: str
@@ -168,3 +169,4 @@ class Collection:
     classes: tuple[str, ...]
     natural: bool = False
     notes: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Personalised PageRank of a graph: P = α (I - (1-α) D^-1 A)^-1, and what S2FGL reads off it.
 
 Row u of P is where a walk from u is found when it stops with probability α after every step. No
-function builds an n × n array for a graph of more than `DENSE` nodes.
+function builds an n × n array for a graph of more than `LARGEST` nodes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
-from polyphily.graphs.graph import BoolArray, Graph
+from polyphily.graphs.graph import BoolArray, Graph, IntArray
+from polyphily.graphs.random import generator
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-DENSE = 2048  # nodes up to which P is inverted as a whole
+LARGEST = 4096  # nodes up to which P may be inverted as a whole
+DENSE = 2048  # nodes up to which that is the usual way
 BLOCK = 512  # rows of P that are pushed together beyond that
+MANY = 8192  # rows of P that a structure inertia score looks at, at the most
 
 
 def walk_matrix(graph: Graph, *, loops: bool = False) -> sp.csr_array:
@@ -36,9 +39,11 @@ def walk_matrix(graph: Graph, *, loops: bool = False) -> sp.csr_array:
     return sp.csr_array((scale, adjacency.indices, adjacency.indptr), shape=adjacency.shape)
 
 
-def pagerank_matrix(graph: Graph, alpha: float, *, loops: bool = False) -> FloatArray:
-    """P as a dense matrix, for graphs of at most `DENSE` nodes."""
-    if graph.num_nodes > DENSE:
+def pagerank_matrix(
+    graph: Graph, alpha: float, *, loops: bool = False, most: int | None = None
+) -> FloatArray:
+    """P as a dense matrix, for graphs of at most `most` nodes; `DENSE` unless given."""
+    if graph.num_nodes > min(DENSE if most is None else most, LARGEST):
         raise ValueError(f"{graph.name}: {graph.num_nodes} nodes are too many for a dense PageRank")
     walk = walk_matrix(graph, loops=loops)
     root = np.sqrt(np.maximum(np.diff(walk.indptr), 1))
@@ -59,7 +64,10 @@ def received_from(
 
 
 def sent_to(graph: Graph, targets: BoolArray, alpha: float, *, loops: bool = False) -> FloatArray:
-    """sum over targets v of P_uv for every node u: how often a walk from u ends at a target."""
+    """sum over targets v of P_uv for every node u: how often a walk from u ends at a target.
+
+    Several sets of targets at once are columns, `[n, sets]`.
+    """
     return _accumulate(walk_matrix(graph, loops=loops), targets, alpha)
 
 
@@ -69,6 +77,8 @@ def strongest(
     targets: BoolArray | None = None,
     *,
     tolerance: float = 1e-4,
+    nodes: IntArray | None = None,
+    dense: int | None = None,
 ) -> FloatArray:
     """max over targets v of P_uv for every node u; zero where there is no target.
 
@@ -76,28 +86,53 @@ def strongest(
         graph: of any size.
         alpha: probability of a restart.
         targets: the nodes v; all of them unless given.
-        tolerance: beyond `DENSE` nodes P_uv is a lower bound, off by at most `tolerance` times the
+        tolerance: beyond `dense` nodes P_uv is a lower bound, off by at most `tolerance` times the
             degree of v.
+        nodes: the nodes u; all of them unless given.
+        dense: nodes up to which the result is exact; `DENSE` unless given, at most `LARGEST`.
     """
     among = np.ones(graph.num_nodes, dtype=np.bool_) if targets is None else targets
-    if graph.num_nodes <= DENSE:
-        matrix = pagerank_matrix(graph, alpha)
+    rows = np.arange(graph.num_nodes) if nodes is None else nodes
+    if graph.num_nodes <= min(DENSE if dense is None else dense, LARGEST):
+        matrix = pagerank_matrix(graph, alpha, most=dense)
         largest: FloatArray = np.where(among, matrix, 0.0).max(axis=1, initial=0.0)
-        return largest
+        return largest[rows]
     walk = walk_matrix(graph)
     keep = sp.diags_array(among.astype(np.float64), format="csr")
     parts = [
-        (_push(walk, range(start, min(start + BLOCK, graph.num_nodes)), alpha, tolerance) @ keep)
-        .max(axis=1)
-        .toarray()
-        for start in range(0, graph.num_nodes, BLOCK)
+        (_push(walk, rows[start : start + BLOCK], alpha, tolerance) @ keep).max(axis=1).toarray()
+        for start in range(0, len(rows), BLOCK)
     ]
     return np.concatenate(parts)
 
 
-def structure_inertia_score(graph: Graph, train: BoolArray, alpha: float = 0.15) -> float:
-    """SIS = sum_u max over train nodes v of P_uv (S2FGL, Eq. 2): how far labels reach."""
-    return float(strongest(graph, alpha, train).sum())
+def structure_inertia_score(
+    graph: Graph,
+    train: BoolArray,
+    alpha: float = 0.15,
+    *,
+    tolerance: float = 1e-4,
+    most: int = MANY,
+    seed: int = 0,
+) -> float:
+    """SIS = sum_u max over train nodes v of P_uv (S2FGL, ICML 2025, Eq. 2): how far labels reach.
+
+    Exact up to `LARGEST` nodes, a lower bound beyond (see `strongest`), and in a graph of more than
+    `most` nodes the sum over as many random ones, scaled up.
+
+    Args:
+        graph: of any size.
+        train: the nodes v.
+        alpha: probability of a restart.
+        tolerance: of the lower bound.
+        most: nodes u that are looked at.
+        seed: of their choice.
+    """
+    if graph.num_nodes <= most:
+        return float(strongest(graph, alpha, train, tolerance=tolerance, dense=LARGEST).sum())
+    chosen = generator(seed, "structure inertia").choice(graph.num_nodes, most, replace=False)
+    found = strongest(graph, alpha, train, tolerance=tolerance, nodes=np.sort(chosen))
+    return float(found.mean() * graph.num_nodes)
 
 
 def _accumulate(step: sp.csr_array, start: BoolArray, alpha: float) -> FloatArray:
@@ -110,7 +145,7 @@ def _accumulate(step: sp.csr_array, start: BoolArray, alpha: float) -> FloatArra
     return total
 
 
-def _push(walk: sp.csr_array, rows: range, alpha: float, tolerance: float) -> sp.csr_array:
+def _push(walk: sp.csr_array, rows: IntArray, alpha: float, tolerance: float) -> sp.csr_array:
     """Rows of P by forward push (Andersen et al. 2006), all of them at once.
 
     A residual of at least tolerance · degree is pushed: α of it stays, the rest goes one step on.
@@ -120,7 +155,7 @@ def _push(walk: sp.csr_array, rows: range, alpha: float, tolerance: float) -> sp
     least = tolerance * np.maximum(np.diff(walk.indptr), 1)
     found = sp.csr_array((len(rows), nodes))
     rest = sp.csr_array(
-        (np.ones(len(rows)), (np.arange(len(rows)), np.asarray(rows))), shape=(len(rows), nodes)
+        (np.ones(len(rows)), (np.arange(len(rows)), rows)), shape=(len(rows), nodes)
     )
     while True:
         large = rest.data >= least[rest.indices]

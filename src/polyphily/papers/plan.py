@@ -56,26 +56,22 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One row in one cell, as a run.
+class Order:
+    """A run that is wanted.
 
     Attributes:
-        figure: what it is compared with.
         method: the method's name.
         hyperparameters: of the method.
         data: arguments of `load`, without the seed.
         seeds: all in one pass.
         settings: arguments of `Settings`.
-        protocol: which of the scores is reported.
     """
 
-    figure: Figure
     method: str
     hyperparameters: dict[str, Any]
     data: dict[str, Any]
     seeds: tuple[int, ...]
     settings: dict[str, Any]
-    protocol: Protocol
 
     def request(self) -> dict[str, Any]:
         """What decides the outcome; where it is computed does not."""
@@ -86,6 +82,19 @@ class Job:
             "seeds": list(self.seeds),
             "settings": {k: v for k, v in self.settings.items() if k != "device"},
         }
+
+
+@dataclass(frozen=True)
+class Job(Order):
+    """One row in one cell, as a run.
+
+    Attributes:
+        figure: what it is compared with.
+        protocol: which of the scores is reported.
+    """
+
+    figure: Figure
+    protocol: Protocol
 
 
 @cache

@@ -14,7 +14,7 @@ from polyphily.federation.run import VIEW_OF, Execution
 from polyphily.federation.settings import from_mapping
 from polyphily.graphs.federation import Federation, load
 from polyphily.methods.base import create
-from polyphily.papers.plan import Job
+from polyphily.papers.plan import Job, Order
 from polyphily.papers.tables import SECONDS
 
 REQUEST = "reproduce.json"  # what a run folder was made for
@@ -27,7 +27,7 @@ def folder_of(out: Path, table: str, job: Job) -> Path:
     return out / safe_name(table) / safe_name(job.figure.cell) / safe_name(job.figure.method)
 
 
-def run(job: Job, folder: Path, go: Go) -> dict[str, Any]:
+def run(job: Order, folder: Path, go: Go) -> dict[str, Any]:
     """The summary of a job, from its folder where it is finished."""
     files = RunFolder(folder)
     same = _is_for(folder, job)
@@ -56,7 +56,7 @@ def _federations(data: str, seeds: tuple[int, ...]) -> list[Federation]:
     return [load(**json.loads(data), seed=seed) for seed in seeds]
 
 
-def _is_for(folder: Path, job: Job) -> bool:
+def _is_for(folder: Path, job: Order) -> bool:
     """Whether the folder holds this very run, finished or not."""
     file = folder / REQUEST
     if not (file.exists() and (folder / CONFIG).exists()):
@@ -74,7 +74,7 @@ def _set_aside(folder: Path) -> None:
     folder.rename(aside)
 
 
-def is_finished(job: Job, folder: Path) -> bool:
+def is_finished(job: Order, folder: Path) -> bool:
     return _is_for(folder, job) and (folder / SUMMARY).exists()
 
 

@@ -124,6 +124,11 @@ def read(
             path.unlink(missing_ok=True)
         raise _damaged(info, files, new, error) from error
     if component:
+        if len(collection.graphs) > 1 and info.name == "syn-cora":
+            raise UserError(
+                "syn-cora:homophily=all has the same nodes at every level; component=largest would "
+                "keep others at each of them. Leave one of the two out"
+            )
         graphs = tuple(largest_component(graph) for graph in collection.graphs)
         collection = replace(collection, graphs=graphs)
     return collection

@@ -52,6 +52,7 @@ def read(path: Path) -> Collection:
             *notes,
             *(f"{name}: {', '.join(c.notes)}" for name, c in clients.items() if c.notes),
         ),
+        feature_names=next((c.feature_names for c in clients.values() if c.feature_names), ()),
     )
 
 

@@ -1,0 +1,1 @@
+"""What can be learned about a site from what it shares."""

@@ -1,0 +1,81 @@
+"""`polyphily audit`: what can be told about a site's edges from what it shared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("audit")(audit)
+
+
+def audit(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, or folders with runs in them.", metavar="RUN…"),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Try to infer the clients' edges from what they shared (first seed, last round)."""
+    from polyphily.audit import links
+    from polyphily.cli import terminal
+    from polyphily.cli.inspecting import progress
+    from polyphily.cli.training import restored
+    from polyphily.report import runs
+
+    found = runs.find(folders)
+    rows: list[dict[str, Any]] = []
+    with progress() as tell:
+        for label, run in zip(runs.labels(found), found, strict=True):
+            tell(f"attacking {run.path}")
+            for name, attacks in links.audit(restored(run.path).simulation).items():
+                rows.append(
+                    {
+                        "run": label,
+                        "folder": str(run.path),
+                        "method": run.method,
+                        "dataset": run.summary["dataset"],
+                        "sees": name,
+                        "auc": links.mean(attacks, lambda a: a.auc),
+                        "auc_either_way": links.mean(attacks, lambda a: max(a.auc, 1 - a.auc)),
+                        "accuracy": links.mean(attacks, lambda a: a.accuracy),
+                        "chance": links.CHANCE,
+                        "clients": [a and asdict(a) for a in attacks],
+                    }
+                )
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    from rich.table import Table
+
+    from polyphily.report.words import percent, span
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("run", "attacker sees"):
+        table.add_column(title)
+    for title in ("AUC", "by client", "either way", "accuracy", "chance"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for i, row in enumerate(rows):
+        aucs = [own and own["auc"] for own in row["clients"]]
+        table.add_row(
+            row["run"] if i == 0 or rows[i - 1]["folder"] != row["folder"] else "",
+            row["sees"] if row["auc"] is not None else f"{row['sees']}: none",
+            percent(row["auc"], 1),
+            span(aucs),
+            percent(row["auc_either_way"], 1),
+            percent(row["accuracy"], 1),
+            percent(row["chance"], 0),
+        )
+    terminal.out.print("[bold]Link inference[/bold], in %, mean over clients")
+    terminal.out.print(table)
+    terminal.out.print(
+        "[dim]features: no model at all; model: features and the parameters that were sent; "
+        "representations: what these make of the client's graph, which never leaves it. "
+        "Either way: unlike nodes may be joined, and an attacker may know which clients are so: "
+        "the larger of AUC and 100 - AUC[/dim]"
+    )

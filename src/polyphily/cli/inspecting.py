@@ -1,0 +1,367 @@
+"""`polyphily inspect`: how clients differ, before training or after it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyphily.cli import options
+from polyphily.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from polyphily.graphs.federation import Federation
+    from polyphily.heterogeneity.advice import Advice
+    from polyphily.heterogeneity.inspection import Inspection, Profile, Trained
+
+FILE, PAGE = "inspect.json", "inspect.html"
+MOST_ROWS = 30  # clients that the table shows one by one
+
+# Columns of the table of graphs, and what they are.
+COLUMNS: tuple[tuple[str, str, Callable[[Profile], str]], ...] = (
+    ("nodes", "", lambda p: f"{p.nodes:,}"),
+    ("edges", "", lambda p: f"{p.edges:,}"),
+    ("classes", "", lambda p: str(p.classes)),
+    ("edge h", "share of edges that join equal labels", lambda p: number(p.edge_homophily)),
+    ("node h", "the same, mean over nodes", lambda p: number(p.node_homophily)),
+    ("adj h", "edge h beyond chance, at most 1", lambda p: number(p.adjusted_homophily)),
+    ("LI", "what a neighbour's label tells, 0 to 1", lambda p: number(p.label_informativeness)),
+    ("HFA", "how features change along edges, 0 to 2", lambda p: number(p.high_frequency_area)),
+    ("SIS", "how strongly train labels reach nodes, a sum", lambda p: reach(p)),
+)
+
+# Rows of the table of pairs: matrix, name, unit.
+PAIRS = (
+    ("label_divergence", "label divergence", "share, 0 to 1"),
+    ("neighbour_divergence", "neighbour divergence", "share, 0 to 1"),
+    ("feature_divergence", "feature divergence", "standard deviations"),
+    ("spectral_wasserstein", "spectral Wasserstein", "on a scale of 0 to 2"),
+    ("spectral_kl", "spectral KL", "nats"),
+    ("similarity", "similarity", "share, 0 to 1"),
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("inspect")(inspect)
+
+
+def _data(name: str) -> Any:
+    return typer.Option(f"--{name}", help=options.DATA[name][1], rich_help_panel="Data")
+
+
+def inspect(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A run folder, or a folder or file of your graphs.")
+    ] = None,
+    dataset: Annotated[str | None, _data("dataset")] = None,
+    partition: Annotated[str | None, _data("partition")] = None,
+    clients: Annotated[int | None, _data("clients")] = None,
+    split: Annotated[str | None, _data("split")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of partition, split and estimates.", rich_help_panel="Data", min=0),
+    ] = None,
+    normalize: Annotated[str | None, _data("normalize")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help=f"Write {FILE} and a page into this folder.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> None:
+    """Measure how clients differ, and say which methods are made for it.
+
+    A run folder is measured with its models. Every known label counts, not train alone.
+    """
+    from polyphily.federation.folder import CONFIG, clean
+    from polyphily.heterogeneity.advice import advise
+
+    asked = {"dataset": dataset, "partition": partition, "clients": clients, "split": split}
+    asked |= {"seed": seed, "normalize": normalize}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if folder and dataset:
+        raise UserError("give a folder or --dataset, not both")
+    with progress() as tell:
+        if folder and (folder / CONFIG).is_file():
+            if given:
+                flags = ", ".join(f"--{name}" for name in given)
+                raise UserError(f"{folder} is a run and has its own data: leave out {flags}")
+            inspection = _run(folder, tell)
+        else:
+            if folder and not folder.exists():
+                raise UserError(f"no folder or file {folder}")
+            inspection = _federation(folder or dataset or options.DEFAULT_DATASET, given, tell)
+    advice = advise(inspection)
+    facts = {**inspection.to_dict(), "advice": [vars(entry) for entry in advice]}
+    text = json.dumps(clean(facts), allow_nan=False)
+    if out:
+        _write(out, text)
+        _write_page(out, json.loads(text))
+    if as_json:
+        typer.echo(text)
+        return
+    from rich.markup import escape
+
+    from polyphily.cli import terminal
+
+    show(inspection, advice, terminal.out)
+    command = _next_command(advice, {"dataset": str(folder or ""), **given})
+    if command and not inspection.trained:
+        terminal.out.print(f"[bold]Try[/bold] {escape(command)}", soft_wrap=True)
+    if out:
+        for name in (FILE, PAGE):
+            terminal.out.print(f"written: {out / name}", soft_wrap=True, markup=False)
+
+
+# Measuring ---------------------------------------------------------------------------------------
+
+
+def _federation(
+    dataset: str | Path, given: dict[str, Any], tell: Callable[[str], None]
+) -> Inspection:
+    from polyphily.cli import terminal
+    from polyphily.graphs.federation import load
+
+    tell("reading the data")
+    federation = load(**(given | {"dataset": dataset}))
+    terminal.notes(federation.notes)
+    return _measured(federation, tell)
+
+
+def _measured(federation: Federation, tell: Callable[[str], None]) -> Inspection:
+    from polyphily.graphs.federation import whole_graph
+    from polyphily.heterogeneity.inspection import inspect as measure
+
+    return measure(federation, whole_graph(federation), lambda what: tell(f"measuring {what}"))
+
+
+def _run(folder: Path, tell: Callable[[str], None]) -> Inspection:
+    """The data and the models of a run; nothing is written to its folder."""
+    import dataclasses
+
+    from polyphily.cli.training import restored
+    from polyphily.heterogeneity.trained import examine
+
+    tell("reading the run")
+    execution = restored(folder)
+    inspection = _measured(execution.federations[0], tell)
+    tell("measuring the models")
+    trained = examine(execution.simulation, execution.view)
+    return dataclasses.replace(inspection, trained=trained)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A line on standard error that says what is being measured, where that is a terminal."""
+    from polyphily.cli import terminal
+
+    if not terminal.err.is_terminal:
+        yield lambda _: None
+        return
+    with terminal.err.status("…") as status:
+        yield lambda what: status.update(what)
+
+
+def _write(folder: Path, text: str) -> None:
+    from polyphily.federation.folder import write_text
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / FILE, text + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+
+
+def _write_page(folder: Path, facts: dict[str, Any]) -> None:
+    from polyphily.report import page
+    from polyphily.report.content import inspection_content
+
+    advice = [entry["text"] for entry in facts["advice"]]
+    page.write(inspection_content(facts, advice), folder / PAGE)
+
+
+def _next_command(advice: Sequence[Advice], data: dict[str, Any]) -> str | None:
+    """A comparison of the methods that the first piece of advice names, on the same data."""
+    methods = advice[0].methods
+    if not methods:
+        return None
+    named = dict.fromkeys(["local", "fedavg", *methods])
+    flags = [text for name, value in data.items() if value for text in (f"--{name}", str(value))]
+    return shlex.join(["polyphily", "compare", *named, *flags])
+
+
+# Showing -----------------------------------------------------------------------------------------
+
+
+def number(value: float, digits: int = 2) -> str:
+    """Digits behind the point, a dash where a measure is not defined.
+
+    >>> number(0.256), number(float("nan")), number(-0.001)
+    ('0.26', '–', '0.00')
+    """
+    return "–" if math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def reach(profile: Profile) -> str:
+    return f"{profile.structure_inertia_score:,.1f}"
+
+
+def show(inspection: Inspection, advice: Sequence[Advice], console: Console) -> None:
+    """Tables of the graphs, of pairs, of what was lost and learned; then the advice."""
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    count = len(inspection.clients)
+    people = "1 client" if count == 1 else f"{count} clients"
+    console.print()
+    console.print(
+        f"[bold]{escape(inspection.dataset)}[/bold], {people} ({inspection.partition}), "
+        f"split {escape(inspection.split)}, seed {inspection.seed}"
+    )
+    console.print(_graphs(inspection))
+    known = [f"{name}: {words}" for name, words, _ in COLUMNS if words]
+    console.print(f"[dim]{'; '.join(known)}[/dim]")
+    if count > 1:
+        console.print()
+        console.print(_between(inspection))
+        console.print(
+            f"[dim]similar pairs (similarity 0.5 or more): "
+            f"{number(100 * inspection.similarity_ratio, 0)} %, complementary: "
+            f"{number(100 * inspection.complementarity_ratio, 0)} %[/dim]"
+        )
+    if inspection.lost:
+        console.print()
+        console.print("[bold]Lost by dividing the graph[/bold]")
+        for line in _lost(inspection):
+            console.print(Padding(line, (0, 0, 0, 2), expand=False))
+    if inspection.trained:
+        console.print()
+        console.print("[bold]What the models have learned[/bold]")
+        for line in _learned(inspection.trained, inspection):
+            console.print(Padding(escape(line), (0, 0, 0, 2), expand=False))
+    console.print()
+    console.print("[bold]What this suggests[/bold]")
+    for entry in advice:
+        console.print(Padding(f"• {escape(entry.text)}", (0, 0, 0, 2), expand=False))
+    for note in inspection.notes:
+        console.print(f"[dim]{escape(note)}[/dim]")
+
+
+def _table() -> Table:
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _graphs(inspection: Inspection) -> Table:
+    table = _table()
+    table.add_column("graph", no_wrap=True, overflow="ellipsis", max_width=14)
+    for name, _, _ in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = list(inspection.clients)
+    if len(rows) > MOST_ROWS:
+        rows = _few(rows)
+    if inspection.graph:
+        table.add_row("whole", *[cell(inspection.graph) for *_, cell in COLUMNS], style="bold")
+    for profile in rows:
+        table.add_row(profile.name, *[cell(profile) for *_, cell in COLUMNS])
+    hidden = len(inspection.clients) - len(rows)
+    if hidden:
+        table.caption = f"{len(rows)} clients from low to high homophily; {hidden} more in --json"
+        table.caption_justify = "left"
+    return table
+
+
+def _few(profiles: Sequence[Profile]) -> list[Profile]:
+    """Some of many clients, evenly from the lowest adjusted homophily to the highest."""
+    ordered = sorted(
+        profiles,
+        key=lambda p: (math.isnan(p.adjusted_homophily), p.adjusted_homophily),
+    )
+    steps = MOST_ROWS - 1
+    return [ordered[round(i * (len(ordered) - 1) / steps)] for i in range(MOST_ROWS)]
+
+
+def _between(inspection: Inspection) -> Table:
+    import numpy as np
+
+    from polyphily.heterogeneity.inspection import mean_of_pairs
+
+    table = _table()
+    table.add_column("between clients", no_wrap=True)
+    for name in ("mean", "chance", "smallest", "largest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("unit")
+    for key, name, unit in PAIRS:
+        matrix = inspection.pairs[key]
+        others = matrix[~np.eye(len(matrix), dtype=bool)]
+        known = others[~np.isnan(others)]
+        chance = inspection.pairs.get(f"{key}_chance")
+        low, high = (known.min(), known.max()) if len(known) else (math.nan, math.nan)
+        table.add_row(
+            name,
+            number(mean_of_pairs(matrix)),
+            "" if chance is None else number(mean_of_pairs(chance)),
+            number(float(low)),
+            number(float(high)),
+            unit,
+        )
+    return table
+
+
+def _lost(inspection: Inspection) -> list[str]:
+    lost, whole = inspection.lost, inspection.graph
+    assert lost
+    assert whole
+    together = sum(p.structure_inertia_score for p in inspection.clients)
+    return [
+        f"edges: {lost.edges:,} of {whole.edges:,} ({_percent(lost.edges_share)}); "
+        f"of same-class ones {_percent(lost.same_class_share)}, "
+        f"of others {_percent(lost.other_class_share)}",
+        f"label signal from other clients' train nodes: {_percent(lost.label_signal_share)}; "
+        f"nodes left without a neighbour: {lost.isolated:,}",
+        f"SIS: {whole.structure_inertia_score:,.1f} whole, {together:,.1f} over all clients",
+    ]
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def _learned(trained: Trained, inspection: Inspection) -> list[str]:
+    import numpy as np
+
+    from polyphily.heterogeneity.inspection import mean_of_pairs
+
+    lines = [
+        f"{trained.method} ({trained.network}), {trained.view} models after round "
+        f"{trained.round}, seed {trained.seed}",
+        "embeddings of one class between clients (sliced Wasserstein over their spread): "
+        f"{number(mean_of_pairs(trained.embedding_divergence))} in the mean",
+    ]
+    per_class = trained.embedding_divergence_per_class
+    if (~np.isnan(per_class)).any():
+        worst = int(np.nanargmax(per_class))
+        lines.append(
+            f"furthest apart: class {inspection.class_names[worst]}, {number(per_class[worst])}"
+        )
+    lines.append(
+        f"weights between clients, {trained.collaboration} collaboration: H(G) "
+        f"{trained.heterogeneity:.4g}, {_percent(trained.heterogeneity_relative)} of its scale"
+    )
+    if trained.responses is not None:
+        assert trained.frequencies is not None
+        at = [int(np.argmin(abs(trained.frequencies - f))) for f in (0, 1, 2)]
+        middle = np.median(trained.responses, axis=0)
+        words = ", ".join(f"{number(middle[i])} at {trained.frequencies[i]:g}" for i in at)
+        lines.append(f"filter response, median of clients: {words} (0 smooth, 2 rough)")
+    return lines

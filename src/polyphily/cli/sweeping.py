@@ -1,0 +1,234 @@
+"""`polyphily sweep`: the same runs over a grid of values, side by side in one folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from polyphily.cli import options, training
+from polyphily.cli.training import AsJson, Config, Page, Set, Track
+from polyphily.errors import UserError, unknown
+from polyphily.federation.settings import Settings, from_mapping
+
+if TYPE_CHECKING:
+    from polyphily.federation.run import Execution
+    from polyphily.papers.plan import Order
+    from polyphily.report.runs import Run
+
+EVERYWHERE = {*options.DATA, *get_type_hints(Settings)} - {"seeds"}  # whatever the method
+
+Point = dict[str, str]
+"""One value for each name that is varied."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("sweep")(options.with_settings()(sweep))
+
+
+def sweep(
+    methods: Annotated[list[str], typer.Argument(help="The methods to run at every point.")],
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            "--vary",
+            help="name=v1,v2,…: a hyperparameter, a setting, or data such as clients. Repeat for a "
+            "grid. Values with commas are separated by semicolons.",
+        ),
+    ],
+    config: Config = None,
+    set_: Set = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where the runs go. [dim]\\[sweeps/…][/dim]")
+    ] = None,
+    as_json: AsJson = False,
+    report: Page = True,
+    track: Track = None,
+    **values: Any,
+) -> None:
+    """Run methods over a grid of values: sensitivity, numbers of clients, shares of labels, noise.
+
+    What has finished is not run again, so a stopped command goes on where it was.
+    """
+    from polyphily.cli import terminal
+    from polyphily.cli.reporting import Pages
+    from polyphily.federation import tracking
+    from polyphily.federation.folder import safe_name
+    from polyphily.methods.base import find
+    from polyphily.papers import runner
+    from polyphily.report import runs
+
+    tracking.check(track or ())
+    names = list(dict.fromkeys(find(name).name for name in methods))
+    axes = dict(map(_axis, vary))
+    if len(axes) < len(vary):
+        raise UserError("--vary: a name is given twice; write its values in one: name=v1,v2")
+    request = options.gather(None, values, set_ or [], config)
+    known = {name: set(find(name).hyperparameters()) for name in names}
+    _check(axes, request, known)
+    points = [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
+    data = Path(str(request.data["dataset"]).partition(":")[0]).name
+    folder = out or Path("sweeps") / safe_name("-".join([*names, data, "by", *axes]))
+    orders: dict[Path, tuple[Point, Order]] = {}
+    for point in points:
+        for name in names:
+            mine = {n: v for n, v in point.items() if n in known[name] or n in EVERYWHERE}
+            order = _order(name, request, mine, known[name])
+            place = folder / name / _folder_name(mine)
+            while place in orders and orders[place][1] != order:  # names that a file cannot have
+                place = place.with_name(f"{place.name}-2")
+            orders[place] = mine, order
+    pages = Pages(report)
+
+    def go(execution: Execution, done: int) -> dict[str, Any]:
+        summary = training.train(execution, done, track or ())
+        pages.add(execution)
+        return summary
+
+    for number, (place, (point, order)) in enumerate(orders.items(), 1):
+        if not runner.is_finished(order, place):
+            words = ", ".join([order.method, *[f"{n} {v}" for n, v in point.items()]])
+            terminal.err.print(f"{number}/{len(orders)}  {words}", style="dim", markup=False)
+        runner.run(order, place, go)
+    found = [runs.Run.read(place) for place in orders]
+    page = _page(found, folder) if report else None
+    if as_json:
+        rows = [{"folder": str(run.path), "method": run.method, **_outcome(run)} for run in found]
+        typer.echo(json.dumps(rows))
+        return
+    _table(found, list(axes))
+    terminal.out.print(f"runs: {folder}", soft_wrap=True, markup=False)
+    if page:
+        terminal.out.print(f"report: {page}", soft_wrap=True, markup=False)
+    kind = "client-scale" if list(axes) == ["clients"] else "sensitivity"
+    more = f" --against {next(iter(axes))}" if len(axes) > 1 else ""
+    command = f"polyphily plot {kind} {folder}{more} --out {kind}.pdf"
+    terminal.out.print(f"figure: {command}", soft_wrap=True, markup=False)
+
+
+def _page(found: Sequence[Run], folder: Path) -> Path:
+    from polyphily.cli.reporting import write_page
+
+    return write_page(found, folder / training.PAGE)
+
+
+# What is asked -----------------------------------------------------------------------------------
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    """A name and its values.
+
+    >>> _axis("mu=0.1,1"), _axis("split=0.1,0.1,0.8;0.6,0.2,0.2")
+    (('mu', ['0.1', '1']), ('split', ['0.1,0.1,0.8', '0.6,0.2,0.2']))
+    """
+    name, sign, rest = text.partition("=")
+    parts = [part.strip() for part in rest.split(";" if ";" in rest else ",")]
+    found = list(dict.fromkeys(filter(None, parts)))
+    if not sign or not name.strip() or not found:
+        raise UserError(f"--vary {text}: write name=v1,v2")
+    return name.strip().replace("-", "_"), found
+
+
+def _check(
+    axes: dict[str, list[str]], request: options.Request, known: dict[str, set[str]]
+) -> None:
+    hyper = set().union(*known.values())
+    everything = EVERYWHERE | hyper
+    for name in axes:
+        if name == "seeds":
+            raise UserError("--vary seeds: seeds run side by side: --seeds 0,1,2")
+        if name not in everything:
+            raise unknown("name to vary", name, everything)
+    for name in request.hyperparameters:
+        if name not in hyper:
+            raise unknown("hyperparameter", name, hyper)
+
+
+def _order(method: str, request: options.Request, point: Point, own: set[str]) -> Order:
+    """The run of one method at one point."""
+    from polyphily.methods.base import create
+    from polyphily.papers.plan import Order
+
+    hyper = {n: v for n, v in request.hyperparameters.items() if n in own}
+    data, settings = dict(request.data), dict(request.settings)
+    for name, value in point.items():
+        if name in own:
+            hyper[name] = value
+        elif name in options.DATA:
+            data[name] = _typed(name, value, options.DATA[name][0])
+        else:
+            settings[name] = _typed(name, value, get_type_hints(Settings)[name])
+    create(method, hyper)  # a value that cannot be is better refused before anything runs
+    from_mapping(settings)
+    return Order(method, hyper, data, tuple(request.seeds), settings)
+
+
+def _typed(name: str, text: str, kind: Any) -> Any:
+    """The value that a flag of this name would have."""
+    kinds = [k for k in get_args(kind) or (kind,) if k is not type(None)]
+    if bool in kinds:
+        words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+        if text.lower() in words:
+            return words[text.lower()]
+    for wanted in (int, float, str):
+        if wanted in kinds:
+            try:
+                return wanted(text)
+            except ValueError:
+                continue
+    raise UserError(f"--vary {name}: '{text}' is no value for it")
+
+
+def _folder_name(point: Point) -> str:
+    from polyphily.federation.folder import safe_name
+
+    return safe_name("_".join(f"{n}={v}" for n, v in point.items())) if point else "as-it-is"
+
+
+# What came out -----------------------------------------------------------------------------------
+
+
+def _outcome(run: Run) -> dict[str, Any]:
+    return {
+        "config": {k: v for k, v in run.config.items() if k != "method"},
+        "metric": run.metric,
+        "test": run.score,
+        "test_std": run.spread,
+        "client_mean": run.test.get(f"{run.metric}_client_mean"),
+        "seconds_per_round": run.summary["seconds_per_round_median"],
+        "bytes_up_per_round": run.summary["bytes_up_per_round"],
+    }
+
+
+def _table(found: Sequence[Run], axes: Sequence[str]) -> None:
+    from rich.table import Table
+
+    from polyphily.cli import terminal
+    from polyphily.report.runs import HYPERPARAMETERS, show
+    from polyphily.report.words import percent
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in axes:
+        table.add_column(name.replace("_", "-"))
+    table.add_column("method")
+    for name in ("test", "client mean", "ms/round"):
+        table.add_column(name, justify="right", no_wrap=True)
+    best = max((run.score or 0 for run in found), default=0)
+    for run in found:
+        entries = [run.config.get(n, run.config.get(HYPERPARAMETERS + n)) for n in axes]
+        spread = f" ± {percent(run.spread)}" if run.spread is not None else ""
+        table.add_row(
+            *["–" if entry is None else show(entry) for entry in entries],
+            run.method,
+            percent(run.score) + spread,
+            percent(run.test.get(f"{run.metric}_client_mean")),
+            f"{1000 * run.summary['seconds_per_round_median']:.1f}",
+            style="bold" if run.score == best else "",
+        )
+    terminal.out.print()
+    terminal.out.print(f"[bold]Test {found[0].metric} in %[/bold], at the best validation round")
+    terminal.out.print(table)

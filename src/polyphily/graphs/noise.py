@@ -1,0 +1,159 @@
+"""Noise on the clients' graphs, for studies of robustness (FedHERO, Section 4.8).
+
+Every kind takes a probability p, in [0, 1]:
+
+edges       each edge is taken away with probability p, and a random pair of nodes without an edge
+            is joined in its place: the number of edges stays. FedHERO says "flip each edge", which
+            as flipping entries of the adjacency matrix would fill it.
+features    each entry leaves its node with probability p: stored entries of sparse features go to
+            a random node, entries of dense features trade places with each other. Columns keep
+            their values, so nothing can be told from a column alone.
+labels      each train label becomes another class, all equally likely, with probability p.
+            Validation and test labels stay: they say what is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import scipy.sparse as sp
+
+from polyphily.errors import UserError, unknown
+from polyphily.graphs.graph import UNLABELLED, BoolArray, Features, Graph, IntArray, canonical_edges
+from polyphily.graphs.random import generator
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The probability of each kind of disturbance."""
+
+    edges: float = 0.0
+    features: float = 0.0
+    labels: float = 0.0
+
+    def __bool__(self) -> bool:
+        return any((self.edges, self.features, self.labels))
+
+    def __str__(self) -> str:
+        """As a user writes it.
+
+        >>> str(Noise(edges=0.1, labels=0.25))
+        'edges=0.1,labels=0.25'
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ",".join(f"{name}={value:g}" for name, value in given.items() if value)
+
+
+def parse(text: str | None) -> Noise:
+    """Noise from `edges=0.1,labels=0.2`; none of any kind unless given."""
+    values: dict[str, float] = {}
+    known = [field.name for field in fields(Noise)]
+    for item in filter(None, (text or "").split(",")):
+        name, sign, value = (part.strip() for part in item.partition("="))
+        if name not in known:
+            raise unknown("kind of noise", name, known)
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise UserError(f"noise '{item}': write a probability, as in edges=0.1") from None
+        if not sign or not 0 <= values[name] <= 1:
+            raise UserError(f"noise '{item}': give a probability from 0 to 1, as in edges=0.1")
+    return Noise(**values)
+
+
+def disturb(graphs: Sequence[Graph], noise: Noise, classes: int, seed: int) -> list[Graph]:
+    """The graphs with noise; the same for a seed, and each client's by itself."""
+    found = []
+    for k, graph in enumerate(graphs):
+        for kind, change in (("edges", _edges), ("features", _features)):
+            probability = getattr(noise, kind)
+            if probability:
+                rng = generator(seed, f"noise/{kind}/{k}")
+                graph = change(graph, probability, rng)
+        if noise.labels:
+            rng = generator(seed, f"noise/labels/{k}")
+            graph = replace(graph, labels=flipped_labels(graph, noise.labels, classes, rng))
+        found.append(graph)
+    return found
+
+
+def _edges(graph: Graph, probability: float, rng: np.random.Generator) -> Graph:
+    return replace(graph, edges=rewired(graph.edges, graph.num_nodes, probability, rng))
+
+
+def _features(graph: Graph, probability: float, rng: np.random.Generator) -> Graph:
+    return replace(graph, features=scattered(graph.features, probability, rng))
+
+
+def rewired(edges: IntArray, nodes: int, probability: float, rng: np.random.Generator) -> IntArray:
+    """Edges, some of them replaced by as many pairs that had none.
+
+    Args:
+        edges: both directions of each, as in `Graph`.
+        nodes: how many.
+        probability: of an edge to be replaced.
+        rng: draws which, and by what.
+    """
+    single = edges[:, edges[0] < edges[1]]
+    lost: BoolArray = np.less(rng.random(single.shape[1]), probability)
+    free = nodes * (nodes - 1) // 2 - single.shape[1]
+    fresh = new_pairs(single, nodes, min(int(lost.sum()), free), rng)
+    kept = single[:, ~lost]
+    short = single.shape[1] - kept.shape[1] - fresh.shape[1]  # a graph that is almost complete
+    kept = np.concatenate([kept, single[:, lost][:, :short]], axis=1)
+    return canonical_edges(np.concatenate([kept, fresh], axis=1), nodes)
+
+
+def new_pairs(taken: IntArray, nodes: int, count: int, rng: np.random.Generator) -> IntArray:
+    """Different pairs of different nodes that are not among `taken`, uniformly drawn, `[2, count]`.
+
+    Args:
+        taken: pairs, in either order.
+        nodes: how many.
+        count: at most as many as there are pairs left.
+        rng: draws them.
+    """
+    low, high = np.minimum(*taken), np.maximum(*taken)
+    used = np.unique(low * nodes + high)
+    found = np.empty(0, dtype=np.int64)
+    if 2 * (count + len(used)) > nodes * (nodes - 1) // 2:  # few are left: list them
+        upper = np.stack(np.triu_indices(nodes, 1))
+        keys = np.setdiff1d(upper[0] * nodes + upper[1], used, assume_unique=True)
+        found = rng.permutation(keys)[:count]
+    while len(found) < count:
+        a, b = rng.integers(0, nodes, size=(2, 2 * (count - len(found)) + 8))
+        keys = np.minimum(a, b) * nodes + np.maximum(a, b)
+        keys = keys[(a != b) & ~np.isin(keys, used) & ~np.isin(keys, found)]
+        _, first = np.unique(keys, return_index=True)
+        found = np.concatenate([found, keys[np.sort(first)]])[:count]
+    return np.stack(np.divmod(found, max(nodes, 1)))
+
+
+def scattered(features: Features, probability: float, rng: np.random.Generator) -> Features:
+    """Features, some entries of which have gone to other nodes in the same column."""
+    if sp.issparse(features):
+        entries = sp.coo_array(features)
+        rows = entries.row.astype(np.int64)
+        moved = rng.random(len(rows)) < probability
+        rows[moved] = rng.integers(0, features.shape[0], int(moved.sum()))
+        return sp.csr_array((entries.data, (rows, entries.col)), shape=features.shape)
+    changed = features.copy()
+    moved = rng.random(features.shape) < probability
+    for column in range(features.shape[1]):
+        rows = np.flatnonzero(moved[:, column])
+        changed[rows, column] = features[rng.permutation(rows), column]
+    return changed
+
+
+def flipped_labels(
+    graph: Graph, probability: float, classes: int, rng: np.random.Generator
+) -> IntArray:
+    """Labels, some of those at train nodes replaced by another class."""
+    assert graph.masks is not None
+    draw = rng.random(graph.num_nodes)
+    shift = rng.integers(1, max(classes, 2), graph.num_nodes)
+    chosen = graph.masks.train & (graph.labels != UNLABELLED) & (draw < probability)
+    other = (graph.labels + shift) % max(classes, 1)
+    return np.where(chosen, other, graph.labels)

@@ -1,0 +1,354 @@
+"""Figures for papers, with matplotlib: the size of a column, small type, vector fonts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyphily.errors import UserError, missing_package, unknown
+from polyphily.graphs.noise import parse
+from polyphily.report.cast import Cast
+from polyphily.report.clients import MEASURES
+from polyphily.report.runs import HYPERPARAMETERS, Run, differing, plain, show
+from polyphily.report.scores import AGAINST, curve
+
+COLOURS = ("#1f5f8b", "#d1603d", "#3c8d63", "#8a5a9e", "#c9922a", "#5c6b78", "#be4f7f", "#2e9aa6")
+MARKERS = "osD^vP*X"
+RAMP = ("#f6f4ee", "#a9cbd0", "#3f86a3", "#123a5c")
+STYLE: dict[str, Any] = {
+    "font.size": 8,
+    "font.family": "sans-serif",
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "pdf.fonttype": 42,  # fonts that publishers take
+    "svg.fonttype": "none",
+    "savefig.dpi": 300,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a figure is wanted: its width in inches, what it is drawn against, which score."""
+
+    width: float = 3.3
+    against: str | None = None
+    score: str | None = None
+
+
+Draw = Callable[[Sequence[Run], Look], Any]
+
+
+def find(name: str) -> Draw:
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    return FIGURES[name]
+
+
+def save(figure: Any, file: Path) -> None:
+    """Writes a figure in the format that the file's ending asks for."""
+    known = ("pdf", "svg", "png")
+    if file.suffix[1:].lower() not in known:
+        raise UserError(f"--out {file}: a figure is written as .pdf, .svg or .png")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _style():
+            figure.savefig(file, bbox_inches="tight", pad_inches=0.02)
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _style() -> Any:
+    return _matplotlib().rc_context(STYLE)
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except ImportError:
+        raise missing_package("matplotlib", "plot", "a figure") from None
+    return matplotlib
+
+
+def _sheet(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
+    """A figure with so many axes: in a row while they are at least a column's half wide."""
+    columns = max(1, min(count, int(look.width // 1.6)))
+    rows = math.ceil(count / columns)
+    size = (look.width, rows * look.width / columns * ratio)
+    figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
+    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
+    return figure, axes
+
+
+# Figures -----------------------------------------------------------------------------------------
+
+
+def convergence(runs: Sequence[Run], look: Look) -> Any:
+    """Scores over rounds, seconds or megabytes, with a band of one deviation over seeds."""
+    against, score = look.against or "rounds", look.score or "test"
+    if against not in AGAINST:
+        raise unknown("--against", against, AGAINST)
+    if score not in ("test", "val", "loss"):
+        raise unknown("--score", score, ("test", "val", "loss"))
+
+    def value(run: Run, record: Any) -> float | None:
+        if score == "loss":
+            loss: float | None = record.get("loss")
+            return loss
+        found: float | None = record.get(run.view, {}).get(score, {}).get(run.metric)
+        return found
+
+    cast = Cast(runs)
+    with _style():
+        figure, sheets = _sheet(len(cast.settings), look)
+        for axes, (data, members) in zip(sheets, cast.by_data().items(), strict=True):
+            for label, run in members:
+                line = curve(run, value, against, score)
+                colour = COLOURS[cast.slots[label] % len(COLOURS)]
+                axes.plot(line["x"], line["y"], color=colour, label=label)
+                if "lo" in line:
+                    axes.fill_between(
+                        line["x"], line["lo"], line["hi"], color=colour, alpha=0.15, linewidth=0
+                    )
+            words = {"rounds": "round", "seconds": "seconds", "megabytes": "MB sent and received"}
+            axes.set_xlabel(words[against])
+            metric = members[0][1].metric
+            axes.set_ylabel("loss" if score == "loss" else f"{score} {metric} (%)")
+            _name_sheet(axes, data, len(sheets))
+        _legend(figure, sheets)
+    return figure
+
+
+def homophily(runs: Sequence[Run], look: Look) -> Any:
+    """Edge homophily of each client, or another measure."""
+    words = look.against or MEASURES["edge_homophily"]
+    keys = {name: key for key, name in MEASURES.items()} | {key: key for key in MEASURES}
+    if words not in keys:
+        raise unknown("--against", words, MEASURES)
+    key = keys[words]
+    measured = _measured(runs)
+    with _style():
+        figure, sheets = _sheet(len(measured), look, 0.6)
+        for axes, (data, inspection) in zip(sheets, measured.items(), strict=True):
+            values = [client[key] for client in inspection["clients"]]
+            heights = [math.nan if value is None else value for value in values]
+            axes.bar(range(1, len(heights) + 1), heights, color=COLOURS[0], width=0.72)
+            axes.grid(visible=False, axis="x")
+            axes.axhline(0, color="#444444", linewidth=0.6)
+            axes.set_xlabel("client")
+            axes.set_ylabel(MEASURES[key])
+            if len(heights) <= 20:
+                axes.set_xticks(range(1, len(heights) + 1))
+            _name_sheet(axes, data, len(sheets))
+    return figure
+
+
+def spectral_kl(runs: Sequence[Run], look: Look) -> Any:
+    """KL divergence between the Laplacian spectra of every two clients."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    measured = _measured(runs)
+    ramp = LinearSegmentedColormap.from_list("polyphily", RAMP)
+    with _style():
+        figure, sheets = _sheet(len(measured), look, 0.85)
+        for axes, (data, inspection) in zip(sheets, measured.items(), strict=True):
+            values = inspection["pairs"]["spectral_kl"]
+            shown = [[math.nan if v is None else v for v in row] for row in values]
+            image = axes.imshow(shown, cmap=ramp, vmin=0)
+            axes.grid(visible=False)
+            names = range(1, len(shown) + 1)
+            if len(shown) <= 20:
+                axes.set_xticks(range(len(shown)), names)
+                axes.set_yticks(range(len(shown)), names)
+            axes.set_xlabel("client j")
+            axes.set_ylabel("client i")
+            bar = figure.colorbar(image, ax=axes, shrink=0.8)
+            bar.set_label("KL(i‖j), nats")
+            bar.outline.set_linewidth(0)
+            _name_sheet(axes, data, len(sheets))
+    return figure
+
+
+def client_scale(runs: Sequence[Run], look: Look) -> Any:
+    """Test score against the number of clients, a line per method."""
+    if len({len(run.clients) for run in runs}) < 2:
+        raise UserError(
+            "client-scale needs runs with different numbers of clients: "
+            "polyphily sweep METHOD --vary clients=5,10,20"
+        )
+    return _against(runs, look, "clients", lambda run: len(run.clients), "clients")
+
+
+def sensitivity(runs: Sequence[Run], look: Look) -> Any:
+    """Test score against what was varied: a hyperparameter, a setting, or noise."""
+    varied = _varied(runs)
+    names = {plain(name): name for name in varied}
+    if look.against is None and len(names) != 1:
+        some = f"several things are: {show(list(names))}. Choose with --against" if names else (
+            "nothing is: polyphily sweep METHOD --vary name=v1,v2"
+        )  # fmt: skip
+        raise UserError(f"sensitivity needs runs in which one thing is varied; {some}")
+    against = (look.against or next(iter(names))).replace("-", "_")
+    if against not in names:
+        raise unknown("--against: name that is varied", against, names)
+    key = names[against]
+    noise = {run.path: parse(run.config.get("noise")) for run in runs}
+    kinds = {kind for own in noise.values() for kind, share in vars(own).items() if share}
+    if key == "noise" and len(kinds) == 1:
+        (kind,) = kinds
+        return _against(
+            runs, look, key, lambda run: getattr(noise[run.path], kind), f"noise, {kind}"
+        )
+    absent = None if key.startswith(HYPERPARAMETERS) else "none"
+    return _against(runs, look, key, lambda run: run.config.get(key, absent), against)
+
+
+def ablation(runs: Sequence[Run], look: Look) -> Any:
+    """Test score of every run, named by what tells the runs apart: dots, for the axis need not
+    begin at zero."""
+    cast = Cast(runs)
+    groups = cast.by_data()
+    tallest = max(len(members) for members in groups.values())
+    with _style():
+        figure, sheets = _sheet(len(groups), look, min(0.2 + 0.07 * tallest, 2.0))
+        for axes, (data, members) in zip(sheets, groups.items(), strict=True):
+            labels = [label for label, _ in members]
+            values = [_percent(run.score) for _, run in members]
+            spread = [_percent(run.spread) if run.spread is not None else 0.0 for _, run in members]
+            places = range(len(labels))
+            colours = [COLOURS[cast.slots[label] % len(COLOURS)] for label in labels]
+            for y, x, deviation, colour in zip(places, values, spread, colours, strict=True):
+                axes.errorbar(
+                    x, y, xerr=deviation or None, fmt="o", color=colour, markersize=5, capsize=2
+                )
+                axes.annotate(
+                    f"{x:.1f}", (x, y), (0, 5), textcoords="offset points", ha="center", fontsize=7
+                )
+            axes.set_yticks(places, labels)
+            low = min(v - s for v, s in zip(values, spread, strict=True))
+            high = max(v + s for v, s in zip(values, spread, strict=True))
+            room = max((high - low) * 0.25, 1)
+            axes.set_xlim(max(low - room, 0), high + room)
+            axes.set_ylim(len(labels) - 0.4, -0.8)
+            axes.set_xlabel(f"test {members[0][1].metric} (%)")
+            _name_sheet(axes, data, len(sheets))
+    return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "convergence": convergence,
+    "homophily": homophily,
+    "spectral-kl": spectral_kl,
+    "client-scale": client_scale,
+    "sensitivity": sensitivity,
+    "ablation": ablation,
+}
+MEASURED = ("homophily", "spectral-kl")
+
+
+# What figures share ------------------------------------------------------------------------------
+
+
+def _against(
+    runs: Sequence[Run], look: Look, key: str, value: Callable[[Run], Any], words: str
+) -> Any:
+    """Test scores over values of one thing; what else differs makes lines of their own."""
+    others = [n for n in _varied(runs) if n != key and not (key == "clients" and n == "partition")]
+    lines: dict[str, list[Run]] = {}
+    for run in runs:
+        rest = [f"{plain(n)} {show(run.config[n])}" for n in others if n in run.config]
+        lines.setdefault(" ".join([run.method, ", ".join(rest)]).strip(), []).append(run)
+    known = {value(run) for run in runs if value(run) is not None}
+    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+    order = sorted(known, key=(lambda v: v) if numeric else str)
+    with _style():
+        figure, (axes,) = _sheet(1, look)
+        for slot, (label, members) in enumerate(lines.items()):
+            style = {"color": COLOURS[slot % len(COLOURS)], "label": label}
+            at = [run for run in members if value(run) is not None]
+            if not at:  # a method that does not have what is varied: the same everywhere
+                for run in members[:1]:
+                    axes.axhline(_percent(run.score), linestyle="--", linewidth=0.9, **style)
+                continue
+            at.sort(key=lambda run: order.index(value(run)))
+            x = [value(run) if numeric else order.index(value(run)) for run in at]
+            axes.errorbar(
+                x,
+                [_percent(run.score) for run in at],
+                yerr=[_percent(run.spread) if run.spread is not None else 0.0 for run in at],
+                marker=MARKERS[slot % len(MARKERS)],
+                capsize=1.5,
+                elinewidth=0.7,
+                **style,
+            )
+        if numeric and order[0] > 0 and order[-1] / order[0] >= 50:
+            axes.set_xscale("log")
+        elif numeric and len(order) <= 8:
+            axes.set_xticks(order, [show(v) for v in order])
+        elif not numeric:
+            axes.set_xticks(range(len(order)), [show(v) for v in order])
+        axes.set_xlabel(words.replace("_", " "))
+        axes.set_ylabel(f"test {runs[0].metric} (%)")
+        _legend(figure, [axes])
+    return figure
+
+
+def _varied(runs: Sequence[Run]) -> list[str]:
+    """In what runs of the same method differ."""
+    methods = dict.fromkeys(run.method for run in runs)
+    groups = [[run for run in runs if run.method == method] for method in methods]
+    return list(dict.fromkeys(name for group in groups for name in differing(group)))
+
+
+def _measured(runs: Sequence[Run]) -> dict[str, Any]:
+    found = Cast(runs).inspections()
+    if not found:
+        raise UserError("none of these runs has measures of its clients, and their data are absent")
+    return found
+
+
+def _name_sheet(axes: Any, data: str, sheets: int) -> None:
+    if sheets > 1:
+        axes.set_title(data)
+
+
+def _legend(figure: Any, sheets: Sequence[Any]) -> None:
+    """One for all axes, above them, where there is more than one line."""
+    entries = {
+        name: handle
+        for axes in sheets
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if len(entries) > 1:
+        width = figure.get_figwidth() * 72
+        columns = max(1, int(width // (max(map(len, entries)) * 4.2 + 34)))
+        figure.legend(
+            entries.values(),
+            entries.keys(),
+            loc="outside upper center",
+            ncols=min(columns, len(entries)),
+            handlelength=1.6,
+            columnspacing=1.2,
+        )
+
+
+def _percent(value: float | None) -> float:
+    return math.nan if value is None else 100 * value

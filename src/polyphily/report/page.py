@@ -1,0 +1,146 @@
+"""The page as one HTML file: words and tables as they are, figures as numbers and a script."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+import polyphily
+from polyphily.federation.folder import clean, write_text
+from polyphily.report.blocks import Content, Entries, Figure, Item, Section, Table
+
+PAGE = "report.html"
+LONG = 60  # characters from which a cell may break its line
+# The page fetches nothing, and a browser that is told so refuses to.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def write(content: Content, file: Path) -> None:
+    write_text(file, render(content))
+
+
+def render(content: Content) -> str:
+    """The whole page; it needs no other file and no network."""
+    sections = content.sections
+    links = "".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in sections)
+    facts = "".join(
+        f'<div><dt>{escape(fact.label)}</dt><dd class="value">{escape(fact.value)}</dd>'
+        f'<dd class="note">{escape(fact.note)}</dd></div>'
+        for fact in content.facts
+    )
+    notes = "".join(f"<p>{escape(note)}</p>" for note in content.notes)
+    figures = {
+        item.id: {
+            "kind": item.kind,
+            "title": item.title,
+            "choices": [{"name": c.name, "options": c.options} for c in item.choices],
+            "panels": item.panels,
+        }
+        for section in sections
+        for item in section.items
+        if isinstance(item, Figure)
+    }
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{escape(content.title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{_asset("page.css")}</style>
+</head>
+<body>
+<header class="top"><div class="wrap">
+<div class="over"><span class="brand">polyphily</span>
+<button type="button" class="theme" title="Light or dark">light / dark</button></div>
+<h1>{escape(content.title)}</h1>
+<p class="subtitle">{escape(content.subtitle)}</p>
+<dl class="facts">{facts}</dl>
+</div></header>
+<nav aria-label="Sections"><div class="wrap">{links}</div></nav>
+<main class="wrap">
+{"".join(map(_section, sections))}
+<div class="notes">{notes}</div>
+</main>
+<footer class="wrap">Made by polyphily {polyphily.__version__}.</footer>
+<script type="application/json" id="figures">{_embedded(figures)}</script>
+<script>
+{_asset("charts.js")}</script>
+</body>
+</html>
+"""
+
+
+def _section(section: Section) -> str:
+    lead = f'<p class="lead">{escape(section.lead)}</p>' if section.lead else ""
+    points = "".join(f"<li>{escape(point)}</li>" for point in section.points)
+    listed = f'<ul class="points">{points}</ul>' if points else ""
+    items = "".join(map(_item, section.items))
+    return (
+        f'<section id="{section.id}"><h2>{escape(section.title)}</h2>{lead}{listed}'
+        f'<div class="items">{items}</div></section>\n'
+    )
+
+
+def _item(item: Item) -> str:
+    if isinstance(item, Figure):
+        return _figure(item)
+    return _table(item) if isinstance(item, Table) else _entries(item)
+
+
+def _figure(figure: Figure) -> str:
+    buttons = "".join(
+        f'<button type="button" data-save="{kind}" title="Save as {kind.upper()}">'
+        f"{kind.upper()}</button>"
+        for kind in ("svg", "png")
+    )
+    kind = " class=half" if figure.half else ""
+    return (
+        f'<figure{kind} data-figure="{figure.id}">'
+        f'<div class="head"><h3>{escape(figure.title)}</h3><div class="save">{buttons}</div></div>'
+        '<div class="controls"></div><div class="canvas"></div>'
+        f"<figcaption>{escape(figure.caption)}</figcaption></figure>\n"
+    )
+
+
+def _table(table: Table) -> str:
+    def cell(tag: str, column: int, words: str) -> str:
+        kinds = ["word"] * (column < table.words) + ["long"] * (len(words) > LONG)
+        marked = f' class="{" ".join(kinds)}"' if kinds else ""
+        return f"<{tag}{marked}>{escape(words)}</{tag}>"
+
+    head = "".join(cell("th", i, name) for i, name in enumerate(table.columns))
+    body = "".join(
+        f"<tr{' class=strong' if r in table.strong else ''}>"
+        f"{''.join(cell('td', i, words) for i, words in enumerate(row))}</tr>"
+        for r, row in enumerate(table.rows)
+    )
+    caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
+    return (
+        f'<div class="table"><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{caption}</div>\n"
+    )
+
+
+def _entries(entries: Entries) -> str:
+    title = f"<h3>{escape(entries.title)}</h3>" if entries.title else ""
+    pairs = "".join(
+        f"<div{' class=long' if len(value) > LONG // 2 else ''}>"
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in entries.pairs.items()
+    )
+    return f'<div class="entries">{title}<dl>{pairs}</dl></div>\n'
+
+
+def _embedded(data: object) -> str:
+    """JSON that may stand inside a script element, whatever a name in it contains."""
+    text = json.dumps(clean(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return files("polyphily.report").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,0 +1,240 @@
+"""Run folders as a report reads them, and what to call each run beside the others."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from polyphily.errors import UserError
+from polyphily.federation.folder import CONFIG, METRICS, SUMMARY, RunFolder
+from polyphily.federation.run import VIEW_OF
+from polyphily.report import evidence
+from polyphily.report.evidence import COLLABORATION
+
+# What a run was trained on; runs that agree in these are compared with each other.
+DATA = ("dataset", "partition", "clients", "split", "noise", "normalize")
+HYPERPARAMETERS = "set."
+SET_ASIDE = ".before-"  # in the name of a folder that had to make room for another run
+NO_MATTER = ("seeds", "engine", "device", "threads", "dtype")  # make no other outcome
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, from its folder.
+
+    Attributes:
+        path: the folder.
+        summary: the outcome.
+        config: what was asked, hyperparameters as `set.name`.
+        records: one per round.
+        evidence: what was measured of data and models (`evidence.gather`); empty where nothing was.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    records: list[dict[str, Any]]
+    evidence: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        folder = RunFolder(path)
+        summary = folder.read_summary()
+        if summary is None:
+            done = len(folder.records())
+            raise UserError(
+                f"{path} is not finished ({done} rounds are there): "
+                f"go on with it: polyphily run --resume {path}"
+            )
+        entries = _read_toml(path / CONFIG)
+        given = entries.pop("set", {})
+        return cls(
+            path,
+            summary,
+            entries | {HYPERPARAMETERS + name: value for name, value in given.items()},
+            [r for r in folder.records() if r["round"] <= summary["rounds"]],
+            evidence.read(path),
+        )
+
+    @property
+    def method(self) -> str:
+        return str(self.summary["method"])
+
+    @property
+    def metric(self) -> str:
+        return str(self.summary["selection"]["metric"])
+
+    @property
+    def view(self) -> str:
+        """The view that the method is evaluated in."""
+        return VIEW_OF[self.summary["evaluated"]]
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.summary["seeds"])
+
+    @property
+    def clients(self) -> list[str]:
+        return list(self.summary["clients"])
+
+    @property
+    def data(self) -> tuple[tuple[str, Any], ...]:
+        """What identifies the data. The partitions' digests tell apart what names do not."""
+        asked = [(name, self.config.get(name)) for name in DATA if name != "partition"]
+        digest = self.summary["partition"]["sha256"]
+        return (*asked, ("partition", self.summary["partition"]["name"]), ("sha256", digest))
+
+    @property
+    def test(self) -> dict[str, Any]:
+        """Test scores at the best validation round, in the method's own view."""
+        found: dict[str, Any] = self.summary["best_val"]["test"]
+        return found
+
+    @property
+    def score(self) -> float | None:
+        value: float | None = self.test.get(self.metric)
+        return value
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds, where there are several."""
+        value: float | None = self.test.get(f"{self.metric}_std")
+        return value
+
+    @property
+    def per_client(self) -> list[float | None]:
+        found: list[float | None] = self.test.get(f"{self.metric}_per_client", [])
+        return found
+
+    @property
+    def scores_by_seed(self) -> list[float | None]:
+        """The test score of every seed."""
+        runs = self.summary.get("per_seed", [self.summary])
+        return [run["best_val"]["test"].get(self.metric) for run in runs]
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """Time behind the run after each round; all seeds together, evaluation left out."""
+        return list(accumulate(record["seconds"] for record in self.records))
+
+    @cached_property
+    def megabytes(self) -> list[float]:
+        """Sent and received by all clients of one federation after each round."""
+        return list(accumulate((r["bytes_up"] + r["bytes_down"]) / 1e6 for r in self.records))
+
+    @cached_property
+    def collaboration(self) -> list[dict[str, Any]]:
+        """Who learned from whom, by round (`evidence.Collaboration`); the last word on each."""
+        found = {record["round"]: record for record in RunFolder(self.path).records(COLLABORATION)}
+        return [found[r] for r in sorted(found) if r <= self.summary["rounds"]]
+
+
+def find(paths: Sequence[Path]) -> list[Run]:
+    """The runs in these folders, and in folders below them, in the order they were begun."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"no folder {path}")
+        inside = [path] if _is_run(path) else sorted(_below(path), key=_begun)
+        if not inside:
+            raise UserError(f"{path} holds no run: no folder in it has {CONFIG} and {METRICS}")
+        finished = [p for p in inside if (p / SUMMARY).exists()]
+        for run in finished or inside[:1]:  # `read` says what is the matter with the first
+            found.setdefault(run.resolve(), Run.read(run))
+    return list(found.values())
+
+
+def _is_run(path: Path) -> bool:
+    """Whether it is a run's folder; that of a server has a configuration, too, and runs in it."""
+    return (path / CONFIG).is_file() and (path / "models").is_dir()
+
+
+def _below(path: Path) -> list[Path]:
+    found = [file.parent for file in path.rglob(CONFIG) if (file.parent / METRICS).exists()]
+    return [run for run in found if SET_ASIDE not in run.name]
+
+
+def _begun(path: Path) -> float:
+    return (path / CONFIG).stat().st_mtime
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+
+
+# Names -------------------------------------------------------------------------------------------
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Entries of the configuration in which runs differ, method and seeds left out."""
+    names = dict.fromkeys(name for run in runs for name in run.config)
+    return [
+        name
+        for name in names
+        if name not in ("method", *NO_MATTER)
+        and len({str(run.config.get(name)) for run in runs}) > 1
+    ]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What to call each run: its method, and what tells it from others of that method.
+
+    Runs are told apart within the same data; `settings` names the data.
+    """
+    found = []
+    for run in runs:
+        alike = [r for r in runs if r.method == run.method and r.data == run.data]
+        words = [f"{plain(name)} {show(run.config.get(name))}" for name in differing(alike)]
+        if len(alike) > 1 and not words:
+            words = [run.path.name]
+        found.append(" ".join([run.method, ", ".join(words)]).strip())
+    return found
+
+
+def settings(runs: Sequence[Run]) -> dict[tuple[tuple[str, Any], ...], str]:
+    """The data that runs were trained on, each with a name that tells it from the others."""
+    first = {run.data: run for run in reversed(runs)}
+    kept = {data: first[data] for data in dict.fromkeys(run.data for run in runs)}
+    names = [n for n in DATA if n in differing(list(kept.values()))]
+    found: dict[tuple[tuple[str, Any], ...], str] = {}
+    for data, run in kept.items():
+        words = [show(run.config.get(n)) + " clients" * (n == "clients") for n in names]
+        text = ", ".join(words) or str(run.summary["dataset"])
+        while text in found.values():
+            text += " ′"
+        found[data] = text
+    return found
+
+
+def plain(name: str) -> str:
+    """The name of an entry without the table that it is in.
+
+    >>> plain("set.mu")
+    'mu'
+    """
+    return name.removeprefix(HYPERPARAMETERS)
+
+
+def show(value: Any) -> str:
+    """A value as people write it.
+
+    >>> show(0.10), show([0, 1]), show(None), show(True)
+    ('0.1', '0, 1', 'none', 'on')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(show, value))
+    return str(value)

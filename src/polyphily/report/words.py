@@ -1,0 +1,63 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f}"
+
+
+def span(values: Sequence[float | None]) -> str:
+    """The smallest and the largest share that is known, in percent.
+
+    >>> span([0.5, None, 0.25])
+    '25.0 – 50.0'
+    """
+    known = [value for value in values if value is not None]
+    return f"{percent(min(known), 1)} – {percent(max(known), 1)}" if known else "–"
+
+
+def size(count: float) -> str:
+    """Bytes.
+
+    >>> size(12), size(1_468_000)
+    ('12 B', '1.5 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """Time.
+
+    >>> duration(0.0123), duration(2.5), duration(300)
+    ('12.3 ms', '2.5 s', '5.0 min')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def short_number(value: float | None) -> str:
+    """A whole number as such, others with one digit.
+
+    >>> short_number(2.0), short_number(2.5), short_number(None)
+    ('2', '2.5', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    """A number with so many digits after the point.
+
+    >>> decimal(0.5), decimal(None)
+    ('0.500', '–')
+    """
+    return "–" if value is None else f"{value:.{digits}f}"
