@@ -1,6 +1,7 @@
 # make install   .venv with polyphily and everything it uses
 # make demo      install, then train on ten synthetic clients
 # make test      install the test tools, then the whole test suite
+# make test-deploy   the tests with a server and sites as processes, several minutes
 # make check     lint, format and type checks
 
 PYTHON ?= python3
@@ -8,13 +9,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test check format clean
+.PHONY: install demo test test-deploy check format clean
 
 install: $(VENV)/.installed
 demo: install
 	$(BIN)/polyphily demo
 test: $(VENV)/.tools
 	$(BIN)/pytest -n auto
+test-deploy: $(VENV)/.tools
+	$(BIN)/pytest tests/flower/test_deploy.py -m deploy --durations=0
 check: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

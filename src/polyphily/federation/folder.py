@@ -74,8 +74,9 @@ class RunFolder:
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean(record), allow_nan=False) + "\n")
 
-    def records(self) -> list[dict[str, Any]]:
-        file = self.path / METRICS
+    def records(self, name: str = METRICS) -> list[dict[str, Any]]:
+        """The objects in a file of one per line."""
+        file = self.path / name
         if not file.exists():
             return []
         found = []
@@ -117,8 +118,7 @@ class RunFolder:
                 number += 1
                 stem = f"{safe_name(name)}-{number}"
             taken.add(stem)
-            host = {n: t.detach().cpu().contiguous() for n, t in params.items()}
-            _save(self.path / "models" / f"{stem}.safetensors", host, facts)
+            save_tensors(self.path / "models" / f"{stem}.safetensors", params, facts)
 
     def checkpoint_due(self) -> bool:
         """Whether a checkpoint may be written without taking more than its share of the time."""
@@ -126,29 +126,36 @@ class RunFolder:
 
     def save_checkpoint(self, tensors: Message, progress: Mapping[str, Any]) -> None:
         began = time.perf_counter()
-        host = {
-            n: t.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for n, t in tensors.items()
-        }
-        _save(self.checkpoint_file, host, {"progress": json.dumps(progress)})
+        save_tensors(self.checkpoint_file, tensors, {"progress": json.dumps(progress)})
         self._written = time.perf_counter()
         self._cost = self._written - began
 
     def load_checkpoint(self) -> tuple[Message, dict[str, Any]] | None:
         if not self.checkpoint_file.exists():
             return None
-        with safe_open(self.checkpoint_file, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            progress: dict[str, Any] = json.loads(file.metadata()["progress"])
+        tensors, facts = read_tensors(self.checkpoint_file)
+        progress: dict[str, Any] = json.loads(facts["progress"])
         return tensors, progress
 
 
-def _save(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+def save_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Writes tensors, and words about them, whole or not at all."""
+    host = {
+        n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
-    save_file(dict(tensors), partial, metadata=dict(facts))
+    save_file(host, partial, metadata=dict(facts))
     _sort_facts(partial)
     os.replace(partial, file)
+
+
+def read_tensors(file: Path) -> tuple[Message, dict[str, str]]:
+    """What `save_tensors` wrote."""
+    with safe_open(file, framework="pt") as stream:
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+        facts: dict[str, str] = stream.metadata() or {}
+    return tensors, facts
 
 
 def _sort_facts(file: Path) -> None:

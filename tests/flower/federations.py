@@ -1,0 +1,98 @@
+"""Sites in this process, and ways for them to misbehave: what the tests of flower/ share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from polyphily.federation.folder import RunFolder
+from polyphily.federation.recipes import fill
+from polyphily.federation.settings import Settings
+from polyphily.flower.plan import Plan, Schema
+from polyphily.flower.server import Answer, Coordinator, Policy, log_to
+from polyphily.flower.site import Site, SiteGraph
+from polyphily.flower.wire import Parcel
+from polyphily.graphs.federation import Federation, load
+from polyphily.methods.base import create
+
+DATA = "csbm:nodes=60-120,features=8,gap=0.6"
+Twist = Callable[[str, Parcel, Parcel], Parcel | Answer | None]
+"""What becomes of a site's reply to a message; None is lost on the way."""
+
+
+def federation(clients: int = 3, seed: int = 0) -> Federation:
+    return load(DATA, clients=clients, seed=seed)
+
+
+def schema_of(data: Federation) -> Schema:
+    classes = tuple(str(c) for c in range(len(data.classes)))
+    return Schema((), data.clients[0].num_features, classes)
+
+
+def sites_of(data: Federation, place: Path) -> dict[str, Site]:
+    """A site per client, with the federation's split."""
+    schema = schema_of(data)
+    return {
+        graph.name: Site(
+            graph.name,
+            SiteGraph(replace(graph, masks=None, own_masks=(graph.masks,)), schema),
+            place / graph.name,
+        )
+        for graph in data.clients
+    }
+
+
+def settings_for(method: str, **given: object) -> Settings:
+    chosen = {"rounds": 3, "epochs": 2, "hidden": 8, "backbone": create(method).backbone or "gcn"}
+    return fill(Settings(**chosen | given), "files", "accuracy", dense=True)  # type: ignore[arg-type]
+
+
+def plan_for(data: Federation, method: str, **given: object) -> Plan:
+    names = tuple(graph.name for graph in data.clients)
+    settings = settings_for(method, **given)
+    return Plan("a-run", method, {}, settings, schema_of(data), names, seed=data.seed)
+
+
+class Wires:
+    """A transport within this process; every message goes through its bytes, there and back.
+
+    Args:
+        sites: who is connected.
+        twist: what becomes of replies.
+    """
+
+    def __init__(self, sites: Mapping[str, Site], twist: Twist | None = None) -> None:
+        self.sites, self.twist = dict(sites), twist
+        self.asked: list[tuple[str, Parcel]] = []
+
+    def online(self) -> set[str]:
+        return set(self.sites)
+
+    def ask(self, messages: Mapping[str, Parcel], timeout: float) -> Iterator[tuple[str, Answer]]:
+        for name, message in messages.items():
+            asked = Parcel.unpack(*message.pack())
+            self.asked.append((name, asked))
+            reply: Parcel | Answer | None = self.sites[name].answer(asked)
+            if self.twist is not None:
+                assert isinstance(reply, Parcel)
+                reply = self.twist(name, asked, reply)
+            if isinstance(reply, Parcel):
+                reply = Answer(*reply.pack())
+            if reply is not None:
+                yield name, reply
+
+
+def coordinate(plan: Plan, wires: Wires, folder: Path, min_sites: int = 1) -> Coordinator:
+    """A coordinator whose folder is laid out where it is new."""
+    run = RunFolder(folder)
+    if not folder.exists():
+        run.create({}, [])
+    return Coordinator(plan, wires, run, Policy(min_sites, timeout=5, repeats=1), log_to(run))
+
+
+def graph_arrays(graph: object) -> dict[str, np.ndarray]:
+    """A graph as the arrays of an .npz file, without a split."""
+    return {"x": graph.features, "edge_index": graph.edges, "y": graph.labels}  # type: ignore[attr-defined]

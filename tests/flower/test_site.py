@@ -1,0 +1,166 @@
+"""A site by itself: its files, its memory, its predictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flower.federations import Wires, coordinate, federation, graph_arrays, plan_for, sites_of
+from polyphily.errors import UserError
+from polyphily.flower.prediction import predict, write
+from polyphily.flower.site import BEST, KEPT, LAST, SavedModel, Site, SiteGraph, SiteState
+from polyphily.flower.wire import Parcel, WireError
+from polyphily.graphs.graph import Graph
+from polyphily.methods.base import load_all
+
+NODES = "id,label,age,income\n1,good,0.5,1\n2,bad,0.1,2\n3,,0.2,3\n4,good,0.4,4\n"
+EDGES = "source,target\n1,2\n1,4\n2,3\n"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    folder = tmp_path / "bank"
+    folder.mkdir()
+    (folder / "nodes.csv").write_text(NODES)
+    (folder / "edges.csv").write_text(EDGES)
+    return folder
+
+
+def test_a_graph_tells_its_own_people_what_it_is(table: Path) -> None:
+    found = SiteGraph.read(table)
+    assert found.schema.features == ("age", "income")
+    facts = found.summary()
+    assert facts["labels"] == {"bad": 1, "good": 2}
+    assert (facts["nodes"], facts["edges"], facts["labelled"]) == (4, 3, 3)
+    assert facts["homophily"] == pytest.approx(1 / 2)  # of 1-2 and 1-4; node 3 has no label
+
+
+def test_columns_and_labels_follow_the_agreement(table: Path) -> None:
+    found = SiteGraph.read(table)
+    wanted = replace(found.schema, features=("income", "age"), classes=("good", "other", "bad"))
+    graph = found.agreed(wanted)
+    assert graph.features[:, 0].tolist() == [1, 2, 3, 4]
+    assert graph.labels.tolist() == [0, 2, -1, 0]
+    with pytest.raises(UserError, match="lacks 'rent', has besides 'income'"):
+        found.agreed(replace(wanted, features=("age", "rent")))
+    with pytest.raises(UserError, match="labels that were not agreed on: 'bad'"):
+        found.agreed(replace(wanted, classes=("good",)))
+
+
+def test_two_graphs_are_one_too_many(tmp_path: Path, table: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "nodes.csv").write_text(NODES)
+    (other / "edges.csv").write_text(EDGES)
+    with pytest.raises(UserError, match="holds 2 graphs"):
+        SiteGraph.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["eval", "", None, 3])
+def test_only_known_messages_are_answered(kind: object, tmp_path: Path) -> None:
+    site = next(iter(sites_of(federation(), tmp_path).values()))
+    with pytest.raises(WireError, match="does not know"):
+        site.answer(Parcel({"kind": kind}))
+
+
+@pytest.mark.parametrize("facts", [{}, {"round": 1}, {"round": 1, "base": -1, "best": 0}])
+def test_a_round_without_its_numbers_is_refused(facts: dict, tmp_path: Path) -> None:
+    data = federation()
+    site = next(iter(sites_of(data, tmp_path).values()))
+    plan = plan_for(data, "fedavg").to_json()
+    with pytest.raises(WireError, match="has no number"):
+        site.answer(Parcel({"kind": "round", "plan": plan, **facts}))
+
+
+def test_a_site_that_is_not_in_the_plan_does_not_train(tmp_path: Path) -> None:
+    data = federation()
+    site = next(iter(sites_of(data, tmp_path).values()))
+    plan = plan_for(data, "fedavg")
+    others = replace(plan, sites=("somebody", "else"))
+    with pytest.raises(UserError, match="is not part of run"):
+        site.answer(Parcel({"kind": "prepare", "plan": others.to_json()}))
+
+
+def test_files_of_old_rounds_are_dropped(tmp_path: Path) -> None:
+    data = federation()
+    sites = sites_of(data, tmp_path)
+    coordinate(plan_for(data, "fedper", rounds=12), Wires(sites), tmp_path / "run").go()
+    kept = sorted(p.name for p in SiteState(tmp_path / "client-0", "a-run").memories.glob("round*"))
+    assert len(kept) == KEPT + 1
+    assert kept[-1] == "round-000012.safetensors"
+
+
+def test_a_site_that_lost_its_memory_begins_anew_and_says_so(tmp_path: Path) -> None:
+    data = federation()
+    site = sites_of(data, tmp_path)["client-0"]
+    plan = plan_for(data, "local")
+    facts = {"kind": "round", "plan": plan.to_json(), "round": 5, "base": 4, "best": 0}
+    reply = site.answer(Parcel(facts))
+    assert reply.facts["note"] == "no memory of round 4 here: begun anew"
+
+
+@pytest.fixture(scope="module", params=sorted(load_all()))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of each method."""
+    place = tmp_path_factory.mktemp(request.param)
+    data = federation()
+    coordinate(plan_for(data, request.param), Wires(sites_of(data, place)), place / "run").go()
+    return place
+
+
+def _trainer(place: Path, which: str) -> tuple[SavedModel, Path, Graph]:
+    file = SiteState(place / "client-0", "a-run").model(which)
+    return SavedModel.load(file), file, federation().clients[0]
+
+
+@pytest.mark.parametrize("which", [LAST, BEST])
+def test_predictions_are_those_of_the_trained_model(trained: Path, which: str) -> None:
+    """As the site scored it when it trained, although the labels are hidden now."""
+    saved, file, graph = _trainer(trained, which)
+    hidden = {**graph_arrays(graph), "y": np.full(graph.num_nodes, -1)}
+    np.savez(trained / "graph.npz", **hidden)
+    table = predict(file, trained / "graph.npz")
+    assert len(table) == graph.num_nodes
+    assert np.allclose(table.filter(like="probability").sum(axis=1), 1)
+    site = Site("client-0", sites_of(federation(), trained)["client-0"].graph, trained / "client-0")
+    trainer = site._prepare(saved.plan)
+    expected = trainer.predict(trainer.restored(saved)).argmax(dim=1).numpy()
+    assert (table["label"].to_numpy() == expected.astype(str)).all()
+
+
+def test_predictions_reach_nodes_that_were_added_since(trained: Path) -> None:
+    _, file, graph = _trainer(trained, LAST)
+    more = graph.num_nodes + 3
+    rng = np.random.default_rng(0)
+    fresh = rng.normal(size=(3, graph.num_features)).astype(np.float32)
+    links = np.array([[more - 3, more - 2, more - 1], [0, 1, 2]])
+    np.savez(
+        trained / "larger.npz",
+        x=np.concatenate([graph.features, fresh]),
+        edge_index=np.concatenate([graph.edges, links], axis=1),
+        y=np.concatenate([graph.labels, [-1, -1, -1]]),
+    )
+    table = predict(file, trained / "larger.npz")
+    assert len(table) == more
+    assert set(table["label"]) <= {"0", "1"}
+
+
+def test_predictions_are_written_as_asked(tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": ["a", "b"], "label": ["x", "y"], "probability x": [0.9, 0.2]})
+    for name, read in (("p.parquet", pd.read_parquet), ("deep/p.csv", pd.read_csv)):
+        write(table, tmp_path / name)
+        pd.testing.assert_frame_equal(read(tmp_path / name), table, check_dtype=False)
+    with pytest.raises(UserError, match=r"end the name in \.parquet or \.csv"):
+        write(table, tmp_path / "p.txt")
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"\x80\x04no")
+    with pytest.raises(UserError, match="not a model of a Polyphily site"):
+        SavedModel.load(tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="no model"):
+        SavedModel.load(tmp_path / "y.safetensors")
