@@ -86,7 +86,7 @@ def test_a_wrong_command_line_would_not(line: str) -> None:
 
 def test_right_command_lines_do() -> None:
     assert parse(["run", "fedavg", "--rounds", "3"])["rounds"] == 3
-    assert parse(["compare", "fedavg", "local", "--json"])["methods"] == ["fedavg", "local"]
+    assert list(parse(["compare", "fedavg", "local", "--json"])["methods"]) == ["fedavg", "local"]
     assert parse(["methods", "show", "moon"])["name"] == "moon"
     for words in (["methods"], ["methods", "--json"], ["datasets"], ["demo", "--rounds", "2"], []):
         parse(words)

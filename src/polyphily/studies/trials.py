@@ -78,8 +78,15 @@ def run_cell(
             "scores": scores,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(found, indent=1) + "\n")
+        write_text(path, _written(found))
         report(f"{cell.title}: {row.label}: {seconds:.1f} s")
+
+
+def _written(found: dict[str, Any]) -> str:
+    """JSON with a line for every row: small, and fit for a diff."""
+    rows = [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in found["rows"].items()]
+    rest = json.dumps({name: value for name, value in found.items() if name != "rows"})
+    return rest[:-1] + ', "rows": {\n' + ",\n".join(rows) + "\n}}\n"
 
 
 def request(study: Study, cell: Cell, row: Row) -> dict[str, Any]:

@@ -1,0 +1,256 @@
+"""The timings that `docs/performance.md` shows: functions that give records for its tables."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from polyphily.bench.roofline import measure, work_of
+from polyphily.bench.timing import PLAIN, accuracy, compare, in_turn, simulation_of
+from polyphily.federation.simulation import Simulation
+from polyphily.graphs.federation import Federation, load
+
+GCN = {"backbone": "gcn", "hidden": 64, "epochs": 3, "input_dropout": 0.0}
+SPEED = (
+    ("cora", "louvain-capped", 10),
+    ("cora", "louvain-capped", 20),
+    ("cora", "metis", 50),
+    ("chameleon", "metis", 10),
+    ("minesweeper", "metis", 10),
+)
+METHODS = (
+    ("fedspa", "acm-gcn"),
+    ("fedgsp", "gcn"),
+    ("fedhero", "acm-gcn"),
+    ("s2fgl", "acm-gcn"),
+    ("fedath", "gcn"),
+)
+Loader = Callable[..., Federation]
+Record = dict[str, Any]
+
+
+def machine(device: str) -> Record:
+    """Where the timings were made."""
+    found = measure(torch.device(device))
+    cuda = device != "cpu"
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "copy_gb_per_s": found.bandwidth / 1e9,
+        "product_gflops": found.rate / 1e9,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+        return names[0] if names else platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def record(federation: Federation, method: str, options: Mapping[str, Any], rounds: int) -> Record:
+    """A method's round on every engine; for FedAvg on a GCN with what it takes at the least."""
+    found = compare(federation, method=method, options=options, rounds=rounds)
+    stacked = found["stacked"].median
+    made: Record = {
+        "dataset": federation.dataset,
+        "partition": federation.partition.name,
+        "clients": len(federation),
+        "method": method,
+        "engines": {
+            name: {
+                "median_ms": 1000 * timing.median,
+                "p95_ms": 1000 * timing.p95,
+                "ratio": timing.median / stacked,
+                "accuracy": timing.accuracy,
+                "note": timing.note,
+            }
+            for name, timing in found.items()
+        },
+    }
+    if PLAIN in found:
+        simulation = simulation_of([federation], method, options)
+        work, roof = work_of(simulation), measure(simulation.device)
+        made["roofline"] = {
+            "megabytes": work.bytes / 1e6,
+            "megaflops": work.operations / 1e6,
+            "least_ms": 1000 * roof.seconds(work),
+            "reached": roof.seconds(work) / stacked,
+        }
+    return made
+
+
+def speed(device: str, rounds: int = 15, get: Loader = load) -> Iterator[Record]:
+    """A round of FedAvg on GCN-64 against the sequential engine and a torch_geometric loop."""
+    for dataset, partition, clients in SPEED:
+        federation = get(dataset, partition=partition, clients=clients)
+        yield record(federation, "fedavg", {**GCN, "device": device}, rounds)
+
+
+def methods(device: str, rounds: int = 6, get: Loader = load) -> Iterator[Record]:
+    """The five methods on Cora with 20 clients against the sequential engine, beside FedAvg."""
+    federation = get("cora", partition="louvain-capped", clients=20)
+    for name, backbone in METHODS:
+        options = {"backbone": backbone, "hidden": 64, "epochs": 3, "device": device}
+        timed = rounds if name != "s2fgl" else rounds + 20  # whose terms start after round 20
+        found = compare(federation, method=name, options=options, rounds=timed)
+        plain = compare(federation, options=options, rounds=rounds, sequential=False, plain=False)
+        last = {n: statistics.median(t.seconds[-rounds:]) for n, t in found.items()}
+        yield {
+            "method": name,
+            "backbone": backbone,
+            "median_ms": 1000 * last["stacked"],
+            "ratio_to_sequential": last["sequential"] / last["stacked"],
+            "ratio_to_fedavg": last["stacked"] / plain["stacked"].median,
+            "accuracies": {n: t.accuracy for n, t in found.items()},
+            "note": found["stacked"].note,
+        }
+
+
+def scale(device: str, rounds: int = 5) -> Record:
+    """1,000 clients of 100 nodes against 10 clients of 10,000 nodes."""
+    simulations: dict[str, Simulation] = {}
+    for clients, nodes in ((1000, 100), (10, 10_000)):
+        federation = load(f"csbm:nodes={nodes},degree=10,features=64", clients=clients)
+        simulations[f"{clients} x {nodes}"] = simulation_of(
+            [federation], "fedavg", {**GCN, "device": device}
+        )
+    seconds = in_turn({n: _advance(s) for n, s in simulations.items()}, rounds)
+    many, few = (statistics.median(found) for found in seconds.values())
+    return {"many_ms": 1000 * many, "few_ms": 1000 * few, "ratio": many / few}
+
+
+def seeds(device: str, rounds: int = 10, get: Loader = load) -> Record:
+    """Five seeds in one pass against one, and how far the first is from its separate run."""
+    federations = [
+        get("cora", partition="louvain-capped", clients=20, seed=seed) for seed in range(5)
+    ]
+    options = {**GCN, "device": device}
+    one = simulation_of(federations[:1], "fedavg", options)
+    five = simulation_of(federations, "fedavg", options)
+    seconds = in_turn({"one": _advance(one), "five": _advance(five)}, rounds)
+    apart = max(
+        float((five.memory[name][: len(value)] - value).abs().max())
+        for name, value in one.memory.items()
+        if value.is_floating_point()
+    )
+    single, together = (statistics.median(found) for found in seconds.values())
+    ratio = together / single
+    return {"one_ms": 1000 * single, "five_ms": 1000 * together, "ratio": ratio, "apart": apart}
+
+
+def large(
+    device: str,
+    method: str = "fedavg",
+    *,
+    nodes: int = 1_000_000,
+    clients: int = 100,
+    rounds: int = 3,
+) -> Record:
+    """A federation of a million nodes and ten million edges: seconds of a round, memory."""
+    each = nodes // clients
+    federation = load(f"csbm:nodes={each},degree=20,features=128", clients=clients)
+    backbone = {"fedspa": "acm-gcn"}.get(method, "gcn")
+    options = {**GCN, "backbone": backbone, "device": device}
+    simulation = simulation_of([federation], method, options)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats(device)
+    reports = [simulation.advance() for _ in range(rounds)]
+    peak = torch.cuda.max_memory_allocated(device) if device != "cpu" else _resident()
+    return {
+        "method": method,
+        "nodes": sum(graph.num_nodes for graph in federation.clients),
+        "edges": sum(graph.edges.shape[1] // 2 for graph in federation.clients),
+        "clients": clients,
+        "seconds": min(report.seconds for report in reports),
+        "memory_gb": peak / 1e9,
+        "accuracy": accuracy(simulation),
+    }
+
+
+def _advance(simulation: Simulation) -> Callable[[], None]:
+    def once() -> None:
+        simulation.advance()
+
+    return once
+
+
+def _resident() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def summary(records: Mapping[str, Any]) -> str:
+    """The records of one machine in Markdown."""
+    where = records["machine"]
+    parts = [
+        f"## {where['device']}"
+        + (f", {where['threads']} thread(s)" if records["device"] == "cpu" else ""),
+        f"torch {where['torch']}; copies {where['copy_gb_per_s']:,.0f} GB/s, float32 products "
+        f"{where['product_gflops']:,.0f} GFLOP/s (measured).",
+    ]
+    if records.get("speed"):
+        parts.append(_speed_table(records["speed"]))
+    if records.get("methods"):
+        parts.append(_methods_table(records["methods"]))
+    lines = []
+    if found := records.get("scale"):
+        lines.append(
+            f"- 1,000 clients of 100 nodes: {found['many_ms']:.1f} ms a round; 10 clients of "
+            f"10,000 nodes: {found['few_ms']:.1f} ms; ratio {found['ratio']:.2f}."
+        )
+    if found := records.get("seeds"):
+        lines.append(
+            f"- Cora, 20 clients: five seeds in one pass {found['five_ms']:.2f} ms a round, one "
+            f"{found['one_ms']:.2f} ms; ratio {found['ratio']:.2f}; the first seed's weights and "
+            f"moments are {found['apart']:.1e} from those of its own run."
+        )
+    lines += [
+        f"- {found['nodes']:,} nodes, {found['edges']:,} edges, {found['clients']} clients, "
+        f"{found['method']}: {found['seconds']:.2f} s a round, {found['memory_gb']:.1f} GB."
+        for found in records.get("large", [])
+    ]
+    return "\n\n".join([*parts, "\n".join(lines)]).rstrip()
+
+
+def _speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = (
+        "| FedAvg, GCN-64, 3 epochs | clients | stacked, ms (p95) | sequential | torch_geometric | "
+        "ratio | least, ms | reached | accuracy |"
+    )
+    lines = [head, "|---|" + "---:|" * 8]
+    for row in rows:
+        engines, roof = row["engines"], row["roofline"]
+        stacked = engines["stacked"]
+        scores = [f"{100 * engine['accuracy']:.1f}" for engine in engines.values()]
+        lines.append(
+            f"| {row['dataset']}, {row['partition']} | {row['clients']} | "
+            f"{stacked['median_ms']:.2f} ({stacked['p95_ms']:.2f}) | "
+            f"{engines['sequential']['median_ms']:.1f} | {engines[PLAIN]['median_ms']:.1f} | "
+            f"**{engines[PLAIN]['ratio']:.1f}×** | {roof['least_ms']:.3f} | "
+            f"{100 * roof['reached']:.0f} % | {' / '.join(scores)} |"
+        )
+    return "\n".join(lines)
+
+
+def _methods_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "| Cora, 20 clients | backbone | ms | faster than sequential | cost against FedAvg |  |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    lines += [
+        f"| {row['method']} | {row['backbone']} | {row['median_ms']:.2f} | "
+        f"{row['ratio_to_sequential']:.1f}× | {row['ratio_to_fedavg']:.1f}× | {row['note']} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
