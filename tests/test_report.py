@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polyphily.federation.folder import read_tensors, save_tensors
 from report.stories import DATA, call, compared
 
 
@@ -68,7 +69,7 @@ def test_large_data_are_measured_when_asked_only(monkeypatch: pytest.MonkeyPatch
     assert run("--out", "r") == 0
     page = Path("r/report.html")
     assert "were not measured" in page.read_text(encoding="utf-8")
-    assert "confusion" in json.loads(Path("r/evidence.json").read_text(encoding="utf-8"))
+    assert "confusion_at_best" in json.loads(Path("r/evidence.json").read_text(encoding="utf-8"))
     assert call("report", "r") == 0
     assert "were not measured" not in page.read_text(encoding="utf-8")
 
@@ -81,6 +82,16 @@ def test_a_run_that_went_on_is_measured_again() -> None:
     found = json.loads(Path("r/evidence.json").read_text(encoding="utf-8"))
     assert found["round"] == 3
     assert found["commit"] is None or isinstance(found["commit"], str)
+
+
+def test_what_an_older_version_kept_is_measured_again() -> None:
+    assert run("--out", "r") == 0
+    file = Path("r/evidence.json")
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    wanted = kept.pop("confusion_at_best")
+    file.write_text(json.dumps(kept), encoding="utf-8")
+    assert call("report", "r") == 0
+    assert json.loads(file.read_text(encoding="utf-8"))["confusion_at_best"] == wanted
 
 
 def test_resuming_records_no_round_of_collaboration_twice() -> None:
@@ -148,6 +159,30 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds no run" in capsys.readouterr().err
 
 
+def test_models_of_another_version_are_named_and_the_page_is_made(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A network that has changed since: what needs the models says so, the page does without."""
+    assert run("--out", "r", "--no-report") == 0
+    file = Path("r/checkpoint/state.safetensors")
+    tensors, facts = read_tensors(file)
+    name = next(n for n in tensors if n.startswith("simulation/memory/") and "weight" in n)
+    save_tensors(file, {**tensors, name: tensors[name][..., :-1]}, facts)
+    for command in (["inspect", "r"], ["audit", "r"], ["run", "--resume", "r"]):
+        capsys.readouterr()
+        assert call(*command) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "do not fit fedavg as it is now" in said
+        assert "polyphily run --config r/config.toml" in said
+    assert call("report", "r") == 0
+    assert "clients and models are not shown" in capsys.readouterr().err
+    assert "Convergence" in Path("r/report.html").read_text(encoding="utf-8")
+    del tensors[name]
+    save_tensors(file, tensors, facts)
+    assert call("inspect", "r") == 2
+    assert "is not there" in capsys.readouterr().err
+
+
 def test_audit_compares_what_attackers_see(capsys: pytest.CaptureFixture[str]) -> None:
     compared(Path("c"), "local", "fedavg", seeds="0", rounds=2)
     capsys.readouterr()
@@ -163,6 +198,7 @@ def test_audit_compares_what_attackers_see(capsys: pytest.CaptureFixture[str]) -
     assert by["local", "features"]["auc"] == by["fedavg", "features"]["auc"]
     row = by["fedavg", "representations"]
     assert row["chance"] == 0.5
+    assert 0.5 < row["chance_either_way"] < 0.6
     assert row["auc"] == pytest.approx(sum(c["auc"] for c in row["clients"]) / 3)
     assert call("audit", "c") == 0
     said = capsys.readouterr().out

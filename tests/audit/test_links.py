@@ -14,21 +14,22 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from builders import random_graph
-from polyphily.federation.recipes import fill
-from polyphily.federation.settings import Settings
-from polyphily.federation.simulation import Simulation
-from polyphily.graphs.federation import load
-from polyphily.methods.base import create
 from polyphily.audit.links import (
     KNOWLEDGE,
     area,
     attack,
     audit,
+    chance_either_way,
     cosines,
     sent_parameters,
     trial,
     two_means,
 )
+from polyphily.federation.recipes import fill
+from polyphily.federation.settings import Settings
+from polyphily.federation.simulation import Simulation
+from polyphily.graphs.federation import load
+from polyphily.methods.base import create
 
 VALUES = st.lists(st.integers(-20, 20), min_size=2, max_size=12).filter(lambda v: len(set(v)) > 1)
 
@@ -50,6 +51,17 @@ def test_area_equals_scikit_learn(values: list[int]) -> None:
     x = np.array(values, dtype=np.float64)
     positive = np.arange(len(x)) % 2 == 0
     assert area(x, positive) == pytest.approx(roc_auc_score(positive, x))
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+@pytest.mark.parametrize("count", [10, 60])
+def test_chance_either_way_is_that_of_dealing_labels_anew(levels: int, count: int) -> None:
+    rng = np.random.default_rng(count)
+    scores = rng.integers(0, levels, 2 * count).astype(np.float64)
+    positive = np.arange(2 * count) < count
+    areas = np.array([area(scores, rng.permutation(positive)) for _ in range(4000)])
+    dealt = np.maximum(areas, 1 - areas).mean()
+    assert chance_either_way(scores, positive) - 0.5 == pytest.approx(dealt - 0.5, rel=0.05)
 
 
 def test_cosines_of_dense_and_sparse_rows() -> None:

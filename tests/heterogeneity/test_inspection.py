@@ -17,6 +17,7 @@ from polyphily.graphs.graph import Graph
 from polyphily.heterogeneity import homophily, pagerank, spectral
 from polyphily.heterogeneity.advice import RULES, advise, counting_clients
 from polyphily.heterogeneity.inspection import inspect, mean_of_pairs, profile
+from polyphily.heterogeneity.results import in_words
 
 CSBM = "csbm:nodes=300,features=20,degree=8"
 
@@ -106,12 +107,14 @@ def test_homophily_dominates_where_it_was_made_to() -> None:
     assert first.value > first.level
     assert "fedspa" in first.methods
     assert f"{first.value:.2f}" in first.text
+    assert in_words(first.methods, "csbm") in first.text
 
 
 def test_clients_that_are_alike_get_fedavg() -> None:
     found = inspect(load(f"{CSBM},gap=0,homophily=0.8", clients=5))
     first, *others = advise(found)
     assert first.methods == ("fedavg",)
+    assert ",," not in first.text
     assert not others
 
 

@@ -215,7 +215,7 @@ def test_a_large_comparison_stays_below_five_megabytes(runs: list[Run], tmp_path
     }
     evidence = run.evidence | {
         "inspection": inspection,
-        "confusion": rng.integers(0, 9999, (classes, classes)).tolist(),
+        "confusion_at_best": rng.integers(0, 9999, (classes, classes)).tolist(),
     }
     record = run.records[-1]
     large = []

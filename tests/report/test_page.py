@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from polyphily.report.blocks import Content, Entries, Fact, Figure, Section, Table
 from polyphily.report.page import render
 from report.browser import Visit, chromium
-from report.stories import call, compared
+from report.stories import DATA, call, compared
 
 LIMIT = 5_000_000
 EVERYTHING = {
@@ -52,6 +53,16 @@ def test_everything_is_drawn_without_a_complaint(
     assert visit.complaints == []
     assert visit.network() == []
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_sweep_fits_a_phone(browser: Any, tmp_path: Path) -> None:
+    """Runs with long names, whose buttons stand side by side where there is room."""
+    given = [*DATA, "--rounds", "2", "--out", tmp_path]
+    assert call("sweep", "fedprox", "--vary", "mu=0.001,0.1,1", *given) == 0
+    visit = Visit(browser, tmp_path / "report.html", width=390)
+    assert visit.page.locator("[data-figure=collaboration] .segments button").count() == 3
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert visit.complaints == []
 
 
 def test_one_run_is_drawn(folder: Path, browser: Any) -> None:
@@ -196,3 +207,20 @@ def test_names_cannot_break_out_of_the_page(browser: Any, tmp_path: Path) -> Non
     assert visit.page.locator("h1").inner_text() == evil
     assert visit.page.locator("img").count() == 0
     assert visit.marks() == {"homophily": 1}
+
+
+def test_numbers_below_bars_do_not_run_together(browser: Any, tmp_path: Path) -> None:
+    series = [{"name": "every round", "slot": 0, "values": [367_000, 189_000]}]
+    names = ["model/linears.0.weight", "homophily"]
+    panel = {"x": "bytes", "names": names, "series": series, "format": "bytes"}
+    section = Section("models", "Sent", items=(Figure("traffic", "bars", "Sent", "", {"": panel}),))
+    file = tmp_path / "page.html"
+    file.write_text(render(Content("Sent", "", (), (section,), ())), encoding="utf-8")
+    visit = Visit(browser, file, width=390)
+    boxes = visit.page.evaluate(
+        """() => [...document.querySelectorAll("figure svg text[text-anchor=middle]")].map(
+             (t) => { const box = t.getBoundingClientRect(); return [box.left, box.right]; })"""
+    )
+    assert len(boxes) >= 2
+    for (_, end), (start, _) in pairwise(sorted(boxes)):
+        assert end < start

@@ -18,7 +18,7 @@ from polyphily.graphs.partitions import PARTITIONS
 from polyphily.methods.base import create
 from polyphily.papers import tables
 from polyphily.studies import BASELINE, FEDAVG, LOCAL, METHOD, Cell, Row, Study, find, studies
-from polyphily.studies.results import Comparison, Outcome, best, compare, outcomes, page
+from polyphily.studies.results import Comparison, Outcome, best, compare, digest, outcomes, page
 from polyphily.studies.trials import federation_of, file_of, run_cell, try_row
 
 every_study = pytest.mark.parametrize("study", studies().values(), ids=studies())
@@ -171,6 +171,15 @@ def test_validation_chooses_the_trial_and_the_backbone(tmp_path: Path) -> None:
     text = page(tmp_path, [study])
     assert "| csbm:nodes=40 natural 3 | – | – | 15.00 ± 7.07 (gcn) | 40.00 ± 14.14 (gcn) |" in text
     assert "55.00 ± 7.07 | 70.00 ± 0.00 | +15.00" in text
+    (entry,) = digest(tmp_path, [study])
+    assert entry["difference"] == pytest.approx(15)
+    assert entry["p"] == pytest.approx(comparison.p, rel=0.01)
+    assert (entry["method"], entry["setting"], entry["dataset"], entry["verdict"]) == (
+        "fedprox",
+        CELL.title,
+        "csbm",
+        comparison.verdict,
+    )
 
 
 def test_the_paired_test_is_students() -> None:

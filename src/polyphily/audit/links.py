@@ -50,11 +50,19 @@ class Attack:
         auc: area under the ROC curve.
         accuracy: of the threshold found by two-means.
         pairs: how many were tried, half of them edges.
+        chance_either_way: what the larger of AUC and 1 - AUC is on average where scores say
+            nothing; above one half, the more the fewer pairs there are.
     """
 
     auc: float
     accuracy: float
     pairs: int
+    chance_either_way: float
+
+    @property
+    def either_way(self) -> float:
+        """The AUC of an attacker who knows whether like or unlike nodes are joined."""
+        return max(self.auc, 1 - self.auc)
 
 
 def audit(simulation: Simulation) -> dict[str, list[Attack | None]]:
@@ -131,7 +139,8 @@ def attack(representation: Features, pairs: IntArray, linked: BoolArray) -> Atta
     """Scores pairs by cosine and compares with the truth."""
     scores = cosines(representation, pairs)
     guess = scores > two_means(scores)
-    return Attack(area(scores, linked), float((guess == linked).mean()), len(linked))
+    accuracy = float((guess == linked).mean())
+    return Attack(area(scores, linked), accuracy, len(linked), chance_either_way(scores, linked))
 
 
 def cosines(representation: Features, pairs: IntArray) -> FloatArray:
@@ -175,6 +184,19 @@ def area(scores: FloatArray, positive: BoolArray) -> float:
     return float(
         (ranks[positive].sum() - count * (count + 1) / 2) / (count * (len(scores) - count))
     )
+
+
+def chance_either_way(scores: FloatArray, positive: BoolArray) -> float:
+    """The mean of max(AUC, 1 - AUC) when labels are dealt out anew, scores staying as they are.
+
+    The AUC then has the mean one half and the variance of a rank sum with ties (Mann and Whitney
+    1947), and is all but normal, so that its mean distance from one half is sqrt(2/pi) deviations.
+    """
+    total, count = len(scores), int(positive.sum())
+    _, ties = np.unique(scores, return_counts=True)
+    tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (total * (total - 1))
+    variance = (total + 1 - tied) / (12 * count * (total - count))
+    return 0.5 + float(np.sqrt(2 / np.pi * variance))
 
 
 def mean(attacks: list[Attack | None], value: Callable[[Attack], float]) -> float | None:

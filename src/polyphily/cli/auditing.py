@@ -42,9 +42,10 @@ def audit(
                         "dataset": run.summary["dataset"],
                         "sees": name,
                         "auc": links.mean(attacks, lambda a: a.auc),
-                        "auc_either_way": links.mean(attacks, lambda a: max(a.auc, 1 - a.auc)),
+                        "auc_either_way": links.mean(attacks, lambda a: a.either_way),
                         "accuracy": links.mean(attacks, lambda a: a.accuracy),
                         "chance": links.CHANCE,
+                        "chance_either_way": links.mean(attacks, lambda a: a.chance_either_way),
                         "clients": [a and asdict(a) for a in attacks],
                     }
                 )
@@ -58,24 +59,26 @@ def audit(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("run", "attacker sees"):
         table.add_column(title)
-    for title in ("AUC", "by client", "either way", "accuracy", "chance"):
+    for title in ("AUC", "accuracy", "chance", "by client", "either way", "chance"):
         table.add_column(title, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
         aucs = [own and own["auc"] for own in row["clients"]]
         table.add_row(
             row["run"] if i == 0 or rows[i - 1]["folder"] != row["folder"] else "",
-            row["sees"] if row["auc"] is not None else f"{row['sees']}: none",
+            row["sees"],
             percent(row["auc"], 1),
+            percent(row["accuracy"], 1),
+            percent(row["chance"], 1),
             span(aucs),
             percent(row["auc_either_way"], 1),
-            percent(row["accuracy"], 1),
-            percent(row["chance"], 0),
+            percent(row["chance_either_way"], 1),
         )
     terminal.out.print("[bold]Link inference[/bold], in %, mean over clients")
     terminal.out.print(table)
     terminal.out.print(
-        "[dim]features: no model at all; model: features and the parameters that were sent; "
-        "representations: what these make of the client's graph, which never leaves it. "
+        "[dim]–: nothing is shared; features: no model at all; model: features and the parameters "
+        "that were sent; representations: what these make of the client's graph, which never "
+        "leaves it. "
         "Either way: unlike nodes may be joined, and an attacker may know which clients are so: "
-        "the larger of AUC and 100 - AUC[/dim]"
+        "the larger of AUC and 100 - AUC, beside what it is when scores say nothing[/dim]"
     )

@@ -360,8 +360,12 @@ def _learned(trained: Trained, inspection: Inspection) -> list[str]:
     )
     if trained.responses is not None:
         assert trained.frequencies is not None
-        at = [int(np.argmin(abs(trained.frequencies - f))) for f in (0, 1, 2)]
-        middle = np.median(trained.responses, axis=0)
-        words = ", ".join(f"{number(middle[i])} at {trained.frequencies[i]:g}" for i in at)
+        at = [int(np.argmin(abs(trained.frequencies - f))) for f in (0, 0.5, 1, 1.5)]
+        columns = [own[~np.isnan(own)] for own in trained.responses.T[at]]
+        middle = [float(np.median(own)) if len(own) else math.nan for own in columns]
+        words = ", ".join(
+            f"{number(value)} at {trained.frequencies[i]:g}"
+            for value, i in zip(middle, at, strict=True)
+        )
         lines.append(f"filter response, median of clients: {words} (0 smooth, 2 rough)")
     return lines

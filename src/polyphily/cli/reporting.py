@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from polyphily.federation.run import Execution
     from polyphily.graphs.federation import Federation
     from polyphily.heterogeneity.inspection import Inspection
+    from polyphily.report.figures import Look
     from polyphily.report.runs import Run
 
 MOST_NODES = 25_000  # of a federation that is measured at the end of a run without being asked
@@ -83,7 +84,8 @@ def _measured(found: Sequence[Run], notes: Callable[[Sequence[str]], None]) -> l
     renewed = []
     for run in found:
         kept = run.evidence
-        if kept.get("round") == run.summary["rounds"] and "inspection" in kept:
+        complete = {"inspection", "confusion_at_best"} <= kept.keys()
+        if complete and kept["round"] == run.summary["rounds"]:
             renewed.append(run)
             continue
         if not (run.path / SAVED).exists():  # a run across sites
@@ -183,10 +185,14 @@ def plot(
     figure: Annotated[
         str,
         typer.Argument(
-            help="convergence, homophily, spectral-kl, client-scale, sensitivity or ablation."
+            help="convergence, homophily, spectral-kl, client-scale, sensitivity, ablation, "
+            "high-frequency or inertia."
         ),
     ],
-    folders: Folders,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders, or folders with runs in them.", metavar="[RUN…]"),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="The file: .pdf, .svg or .png.")] = Path(
         "figure.pdf"
     ),
@@ -201,18 +207,50 @@ def plot(
         str | None,
         typer.Option("--score", help="convergence: test, val or loss. [dim]\\[test][/dim]"),
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="inertia: what is divided. [dim]\\[cora][/dim]"),
+    ] = None,
     width: Annotated[
         float,
         typer.Option("--width", help="In inches; 3.3 is a column, 6.8 a page.", min=1, max=40),
     ] = 3.3,
 ) -> None:
-    """Make a figure for a paper."""
+    """Make a figure for a paper.
+
+    Of runs: convergence, homophily, spectral-kl, client-scale, sensitivity, ablation. Of data,
+    without runs: high-frequency (csbm graphs of rising homophily) and inertia (a graph divided
+    among more and more clients).
+    """
     from polyphily.cli import terminal
     from polyphily.report import figures, runs
 
-    draw = figures.find(figure)
-    found = runs.find(folders)
-    if figure in figures.MEASURED:
-        found = _measured(found, terminal.notes)
-    figures.save(draw(found, figures.Look(width, against, score)), out)
+    look = figures.Look(width, against, score)
+    if figure in figures.OF_DATA:
+        drawn = _plot_data(figure, folders, dataset, look)
+    else:
+        draw = figures.find(figure)
+        if dataset:
+            raise UserError(f"--dataset: {figure} is a figure of runs, which have their data")
+        if not folders:
+            raise UserError(f"{figure} is a figure of runs: polyphily plot {figure} RUN…")
+        found = runs.find(folders)
+        if figure in figures.MEASURED:
+            found = _measured(found, terminal.notes)
+        drawn = draw(found, look)
+    figures.save(drawn, out)
     terminal.out.print(f"written: {out}", soft_wrap=True, markup=False)
+
+
+def _plot_data(figure: str, folders: list[Path] | None, dataset: str | None, look: Look) -> Any:
+    from polyphily.cli.inspecting import progress
+    from polyphily.report import data_figures
+
+    if folders or look.against or look.score:
+        raise UserError(f"{figure} is a figure of data: it takes no runs, --against or --score")
+    with progress() as tell:
+        if figure == "inertia":
+            return data_figures.inertia(look, dataset or "cora", tell)
+        if dataset:
+            raise UserError("--dataset: high-frequency is drawn of csbm graphs alone")
+        return data_figures.high_frequency(look, tell)

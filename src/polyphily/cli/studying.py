@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,10 @@ def study(
     out: Annotated[Path, typer.Option("--out", help="Where results are kept.")] = Path("studies"),
     write: Annotated[
         Path | None, typer.Option("--write", help="Write the tables to this file.")
+    ] = None,
+    digest: Annotated[
+        Path | None,
+        typer.Option("--digest", help="Write what `polyphily inspect` quotes to this file."),
     ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing.")] = True,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
@@ -59,9 +64,15 @@ def study(
         return
     if run:
         _run(cells[int(number) - 1 :: int(parts)], out, device, partitions, minutes)
-    from polyphily.studies.results import page
+    from polyphily.studies import results
 
-    text = page(out, wanted)
+    if digest is not None:
+        lines = ",\n".join(json.dumps(entry) for entry in results.digest(out))
+        digest.parent.mkdir(parents=True, exist_ok=True)
+        digest.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        if write is None:
+            return
+    text = results.page(out, wanted)
     if write is None:
         typer.echo(text)
     else:

@@ -5,7 +5,7 @@ the level from which we call it strong. The levels are ours. They were set by lo
 that are known to be alike (random parts of Cora, METIS parts of Minesweeper: below every level but
 that of lost signal, which is not about differences) and known to differ (csbm with a homophily
 gap, Louvain parts of Cora), not by how well methods score. Each method is named for what its paper
-sets out to mend.
+sets out to mend, and what our own studies say of it stands beside (`results`).
 
 A client with few labels or edges shows differences by chance, so it does not count; where fewer
 than half of the clients count, or fewer than two, nothing is said.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyphily.heterogeneity.inspection import Inspection, mean_of_pairs
+from polyphily.heterogeneity.results import in_words
 
 ENOUGH_LABELS, ENOUGH_EDGES = 50, 100  # of a client that counts
 SLIGHT = 0.5  # of its level: below that a kind of heterogeneity is slight
@@ -104,7 +105,7 @@ def _lost_signal(inspection: Inspection, _: Sequence[int]) -> float:
 RULES = (
     Rule(
         "clients differ in homophily",
-        "range of edge and of adjusted homophily, the smaller,",
+        "smaller of the ranges of edge and adjusted homophily",
         _spread_of_homophily,
         0.3,
         ("fedspa", "fedgsp", "fedhero"),
@@ -177,7 +178,11 @@ def advise(inspection: Inspection) -> tuple[Advice, ...]:
         ((rule, value) for rule, value in values if not math.isnan(value)),
         key=lambda pair: -_ratio(*pair),
     )
-    strong = [_strong(*pair, first=i == 0) for i, pair in enumerate(known) if _ratio(*pair) >= 1]
+    strong = [
+        _strong(*pair, inspection.dataset, first=i == 0)
+        for i, pair in enumerate(known)
+        if _ratio(*pair) >= 1
+    ]
     if not enough:
         thin = (
             f"No advice on how clients differ: {len(clients)} of {everyone} have "
@@ -201,13 +206,13 @@ def _ratio(rule: Rule, value: float) -> float:
     return value / rule.level
 
 
-def _strong(rule: Rule, value: float, *, first: bool) -> Advice:
+def _strong(rule: Rule, value: float, dataset: str, *, first: bool) -> Advice:
     opening = f"{'Above all' if first else 'Also'}, {rule.finding}"
     names = " and ".join(filter(None, (", ".join(rule.methods[:-1]), rule.methods[-1])))
     made = "is" if len(rule.methods) == 1 else "are"
     text = (
         f"{opening}: {rule.measure} {value:.2f} (strong from {rule.level:g}). "
-        f"{names} {made} made for this: {rule.reason}."
+        f"{names} {made} made for this: {rule.reason}. {in_words(rule.methods, dataset)}"
     )
     return Advice(text, rule.measure, value, rule.level, rule.methods)
 

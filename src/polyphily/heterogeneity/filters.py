@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ FloatArray = npt.NDArray[np.float64]
 Bases = Callable[[sp.csr_array, FloatArray], Iterator[tuple[FloatArray, FloatArray]]]
 
 FREQUENCIES = np.linspace(0, 2, 41)
-FEATHER = 1e-9  # size of a signal that is carried along, against that of a column
 COLUMNS = 256  # features whose bases are held at a time
+MOMENTS = 64  # of the densities over frequencies: they tell apart what is 0.05 apart
+NEGLIGIBLE = 1e-3  # density of the features' energy, against its mean, below which there is none
 
 
 def polynomial_response(
@@ -38,12 +39,12 @@ def basis_response(
     tau: float,
     frequencies: FloatArray = FREQUENCIES,
 ) -> FloatArray:
-    """The response of UniFilter, sum_k w_k (τ P^k x + (1-τ) u_k) = g(L) x, at every frequency.
+    """The response of UniFilter, z = sum_k w_k (τ P^k x + (1-τ) u_k), at every frequency.
 
     The heterophily basis u_k is a polynomial of P times x that depends on x, so every feature has a
-    filter of its own; this is their mean, weighted with |x_f|^2. It is read off the bases
-    themselves: the graph is given one more node per frequency λ, with a loop of weight 1 - λ and a
-    value so small that no inner product feels it. What the filter makes of that value is g(λ).
+    filter of its own. This is what they do to the features' energy at a frequency, taken together:
+    see `observed_response`. (The mean of the polynomials themselves says nothing: where a feature
+    has no energy its polynomial is free, and takes values of any size.)
 
     Args:
         bases: pairs (P^k x, u_k) from P and x, for k = 0, 1, ….
@@ -53,21 +54,51 @@ def basis_response(
         tau: τ.
         frequencies: where to evaluate g.
     """
-    nodes, width = features.shape
-    extended = sp.csr_array(sp.block_diag([propagation, sp.diags_array(1 - frequencies)]))
+    width = features.shape[1]
     weights = np.broadcast_to(coefficients, (len(coefficients), width))
-    total, energy = np.zeros(len(frequencies)), 0.0
-    for start in range(0, width, COLUMNS):
-        part: Any = features[:, start : start + COLUMNS]
-        x = np.asarray(part.toarray() if sp.issparse(part) else part, dtype=np.float64)
-        squares = (x * x).sum(axis=0)
-        carried = FEATHER * np.sqrt(squares / max(nodes, 1))
-        signal = np.concatenate([x, np.broadcast_to(carried, (len(frequencies), x.shape[1]))])
-        passed = np.zeros((len(frequencies), x.shape[1]))
-        own = weights[:, start : start + COLUMNS]
-        for w, (near, far) in zip(own, bases(extended, signal), strict=True):
-            passed += w * (tau * near[nodes:] + (1 - tau) * far[nodes:])
-        gain = np.divide(passed, carried, out=np.zeros_like(passed), where=carried > 0)
-        total += gain @ squares
-        energy += float(squares.sum())
-    return total / energy if energy else total
+
+    def filtered() -> Iterator[tuple[FloatArray, FloatArray]]:
+        for start in range(0, width, COLUMNS):
+            columns = slice(start, start + COLUMNS)
+            part: Any = features[:, columns]
+            x = np.asarray(part.toarray() if sp.issparse(part) else part, dtype=np.float64)
+            z = np.zeros_like(x)
+            for w, (near, far) in zip(weights[:, columns], bases(propagation, x), strict=True):
+                z += w * (tau * near + (1 - tau) * far)
+            yield x, z
+
+    return observed_response(propagation, filtered(), frequencies)
+
+
+def observed_response(
+    propagation: sp.csr_array,
+    signals: Iterable[tuple[FloatArray, FloatArray]],
+    frequencies: FloatArray = FREQUENCIES,
+    moments: int = MOMENTS,
+) -> FloatArray:
+    """g(λ) = sum_f x_f^T E(λ) z_f / sum_f x_f^T E(λ) x_f: the factor that fits a filter best there.
+
+    E(λ) projects on frequencies around λ: the kernel polynomial method with Jackson's damping,
+    whose window is about π / `moments` wide. NaN where the signals have no energy.
+
+    Args:
+        propagation: P = I - L, with eigenvalues in [-1, 1].
+        signals: some x_f, columns, and the same filtered; more of them, and so on.
+        frequencies: where to evaluate g.
+        moments: Chebyshev polynomials of P that are used.
+    """
+    found = np.zeros((2, moments))
+    for before, after in signals:
+        last, now = propagation @ before, before  # T_-1 = T_1
+        for m in range(moments):
+            found[:, m] += np.vdot(now, after), np.vdot(now, before)
+            last, now = now, 2 * (propagation @ now) - last
+    order, turn = np.arange(moments), np.pi / (moments + 1)
+    damping = (moments - order + 1) * np.cos(turn * order) + np.sin(turn * order) / np.tan(turn)
+    found *= damping * np.where(order == 0, 1, 2)
+    angles = np.arccos(np.clip(1 - frequencies, -1, 1))
+    passed, energy = found @ np.cos(order[:, None] * angles)
+    present = energy > NEGLIGIBLE * found[1, 0]  # the mean of the density over angles
+    response: FloatArray = np.full_like(energy, np.nan)
+    np.divide(passed, energy, out=response, where=present)
+    return response

@@ -6,6 +6,7 @@ function builds an n × n array for a graph of more than `LARGEST` nodes.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 LARGEST = 4096  # nodes up to which P may be inverted as a whole
 DENSE = 2048  # nodes up to which that is the usual way
 BLOCK = 512  # rows of P that are pushed together beyond that
-MANY = 8192  # rows of P that a structure inertia score looks at, at the most
+MANY = 4096  # rows of P that a structure inertia score looks at, at the most
 
 
 def walk_matrix(graph: Graph, *, loops: bool = False) -> sp.csr_array:
@@ -153,18 +154,20 @@ def _push(walk: sp.csr_array, rows: IntArray, alpha: float, tolerance: float) ->
     """
     nodes = walk.shape[0]
     least = tolerance * np.maximum(np.diff(walk.indptr), 1)
-    found = sp.csr_array((len(rows), nodes))
+    steps = []
     rest = sp.csr_array(
         (np.ones(len(rows)), (np.arange(len(rows)), rows)), shape=(len(rows), nodes)
     )
     while True:
         large = rest.data >= least[rest.indices]
         if not large.any():
-            return found
+            break
         pushed = rest.copy()
         pushed.data = np.where(large, rest.data, 0.0)
         pushed.eliminate_zeros()
         rest.data = np.where(large, 0.0, rest.data)
         rest.eliminate_zeros()
-        found = sp.csr_array(found + alpha * pushed)
+        steps.append(pushed)
         rest = sp.csr_array(rest + (1 - alpha) * (pushed @ walk))
+    # The last steps are the smallest: added up from there, few numbers are copied often.
+    return alpha * reduce(lambda a, b: sp.csr_array(a + b), reversed(steps), 0 * rest)

@@ -233,16 +233,17 @@ def of_models(inspection: Mapping[str, Any]) -> list[Figure]:
         )
     ]
     if trained["responses"]:
-        x = [digits(value) for value in trained["frequencies"]]
         series = []
         for slot, (name, response) in enumerate(zip(names, trained["responses"], strict=True)):
-            largest = max(map(abs, response)) or 1
-            y = [digits(value / largest) for value in response]
-            series.append({"name": name, "slot": slot, "x": x, "y": y})
-        panel = {"x": "frequency", "y": "response, of its largest", "series": series}
+            pairs = zip(trained["frequencies"], response, strict=True)
+            known = [(digits(f), digits(value)) for f, value in pairs if value is not None]
+            if known:
+                x, y = zip(*known, strict=True)
+                series.append({"name": name, "slot": slot, "x": x, "y": y})
+        panel = {"x": "frequency", "y": "response", "series": series}
         words = (
-            "What each client's filter does to smooth (0) and rough (2) signals, relative to where "
-            "it does most."
+            "By what factor each client's filter passes smooth (0) and rough (2) parts of its "
+            "features on; no value where these have none."
         )
         figures.append(Figure("filters", "lines", "Filters that were learned", words, {"": panel}))
     return figures

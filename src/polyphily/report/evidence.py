@@ -46,7 +46,7 @@ def gather(execution: Execution, inspection: Inspection | None) -> dict[str, Any
         "round": simulation.round,
         "seed": execution.federations[0].seed,
         "view": execution.view,
-        "confusion": confusion(simulation, execution.view).tolist(),
+        "confusion_at_best": confusion(execution).tolist(),
         "sent": sent(simulation),
     }
     if inspection is not None:
@@ -66,10 +66,13 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def confusion(simulation: Simulation, view: str) -> npt.NDArray[np.int64]:
-    """Test nodes of the first federation by class (row) and predicted class, last round."""
-    local = simulation.received() if view == "received" else simulation.trained()
-    guess = simulation.predict(local).argmax(dim=1).cpu().numpy()
+def confusion(execution: Execution) -> npt.NDArray[np.int64]:
+    """Test nodes of the first federation by class (row) and predicted class.
+
+    By the models of the best validation round, to which the scores belong.
+    """
+    simulation = execution.simulation
+    guess = simulation.predict(execution.best()).argmax(dim=1).cpu().numpy()
     federation = simulation.federations[0]
     size = len(federation.classes)
     found = np.zeros((size, size), dtype=np.int64)
@@ -125,9 +128,8 @@ class Collaboration:
     """
 
     def __init__(self, execution: Execution) -> None:
-        assert execution.folder
         self.simulation = execution.simulation
-        self.file = execution.folder.path / COLLABORATION
+        self.file = execution.folder.path / COLLABORATION if execution.folder else None
         self.last = execution.settings.rounds
         self.every = max(1, self.last // FRAMES)
 
@@ -136,7 +138,7 @@ class Collaboration:
         if number != 1 and number != self.last and number % self.every:
             return
         found = collaboration(self.simulation)
-        if found is not None:
+        if found is not None and self.file:
             line = json.dumps(clean({"round": number, **shortened(found)}), allow_nan=False)
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -149,7 +151,7 @@ def collaboration(simulation: Simulation) -> dict[str, Any] | None:
     if STRENGTH in state:
         learned = state[STRENGTH].reshape(len(clients), -1, len(clients))[:, -1]
         return {"kind": "learned", "residual": 0.0, "weights": _numbers(learned).tolist()}
-    trained = {n: t[: len(clients)] for n, t in model_part(simulation.memory).items()}
+    trained = simulation.collect(model_part(simulation.memory), clients)
     back = model_part(simulation.method.download(state, clients))
     found = mixing(trained, back)
     if found is None:

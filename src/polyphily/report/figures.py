@@ -58,7 +58,7 @@ Draw = Callable[[Sequence[Run], Look], Any]
 
 def find(name: str) -> Draw:
     if name not in FIGURES:
-        raise unknown("figure", name, FIGURES)
+        raise unknown("figure", name, (*FIGURES, *OF_DATA))
     return FIGURES[name]
 
 
@@ -69,13 +69,14 @@ def save(figure: Any, file: Path) -> None:
         raise UserError(f"--out {file}: a figure is written as .pdf, .svg or .png")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _style():
+        with style():
             figure.savefig(file, bbox_inches="tight", pad_inches=0.02)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from None
 
 
-def _style() -> Any:
+def style() -> Any:
+    """What figures are drawn in."""
     return _matplotlib().rc_context(STYLE)
 
 
@@ -88,7 +89,7 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _sheet(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
+def sheet(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
     """A figure with so many axes: in a row while they are at least a column's half wide."""
     columns = max(1, min(count, int(look.width // 1.6)))
     rows = math.ceil(count / columns)
@@ -117,8 +118,8 @@ def convergence(runs: Sequence[Run], look: Look) -> Any:
         return found
 
     cast = Cast(runs)
-    with _style():
-        figure, sheets = _sheet(len(cast.settings), look)
+    with style():
+        figure, sheets = sheet(len(cast.settings), look)
         for axes, (data, members) in zip(sheets, cast.by_data().items(), strict=True):
             for label, run in members:
                 line = curve(run, value, against, score)
@@ -133,7 +134,7 @@ def convergence(runs: Sequence[Run], look: Look) -> Any:
             metric = members[0][1].metric
             axes.set_ylabel("loss" if score == "loss" else f"{score} {metric} (%)")
             _name_sheet(axes, data, len(sheets))
-        _legend(figure, sheets)
+        legend(figure, sheets)
     return figure
 
 
@@ -145,8 +146,8 @@ def homophily(runs: Sequence[Run], look: Look) -> Any:
         raise unknown("--against", words, MEASURES)
     key = keys[words]
     measured = _measured(runs)
-    with _style():
-        figure, sheets = _sheet(len(measured), look, 0.6)
+    with style():
+        figure, sheets = sheet(len(measured), look, 0.6)
         for axes, (data, inspection) in zip(sheets, measured.items(), strict=True):
             values = [client[key] for client in inspection["clients"]]
             heights = [math.nan if value is None else value for value in values]
@@ -167,8 +168,8 @@ def spectral_kl(runs: Sequence[Run], look: Look) -> Any:
 
     measured = _measured(runs)
     ramp = LinearSegmentedColormap.from_list("polyphily", RAMP)
-    with _style():
-        figure, sheets = _sheet(len(measured), look, 0.85)
+    with style():
+        figure, sheets = sheet(len(measured), look, 0.85)
         for axes, (data, inspection) in zip(sheets, measured.items(), strict=True):
             values = inspection["pairs"]["spectral_kl"]
             shown = [[math.nan if v is None else v for v in row] for row in values]
@@ -227,8 +228,8 @@ def ablation(runs: Sequence[Run], look: Look) -> Any:
     cast = Cast(runs)
     groups = cast.by_data()
     tallest = max(len(members) for members in groups.values())
-    with _style():
-        figure, sheets = _sheet(len(groups), look, min(0.2 + 0.07 * tallest, 2.0))
+    with style():
+        figure, sheets = sheet(len(groups), look, min(0.2 + 0.07 * tallest, 2.0))
         for axes, (data, members) in zip(sheets, groups.items(), strict=True):
             labels = [label for label, _ in members]
             values = [_percent(run.score) for _, run in members]
@@ -262,6 +263,7 @@ FIGURES: dict[str, Draw] = {
     "ablation": ablation,
 }
 MEASURED = ("homophily", "spectral-kl")
+OF_DATA = ("high-frequency", "inertia")  # without runs: see `data_figures`
 
 
 # What figures share ------------------------------------------------------------------------------
@@ -279,14 +281,14 @@ def _against(
     known = {value(run) for run in runs if value(run) is not None}
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
     order = sorted(known, key=(lambda v: v) if numeric else str)
-    with _style():
-        figure, (axes,) = _sheet(1, look)
+    with style():
+        figure, (axes,) = sheet(1, look)
         for slot, (label, members) in enumerate(lines.items()):
-            style = {"color": COLOURS[slot % len(COLOURS)], "label": label}
+            ink = {"color": COLOURS[slot % len(COLOURS)], "label": label}
             at = [run for run in members if value(run) is not None]
             if not at:  # a method that does not have what is varied: the same everywhere
                 for run in members[:1]:
-                    axes.axhline(_percent(run.score), linestyle="--", linewidth=0.9, **style)
+                    axes.axhline(_percent(run.score), linestyle="--", linewidth=0.9, **ink)
                 continue
             at.sort(key=lambda run: order.index(value(run)))
             x = [value(run) if numeric else order.index(value(run)) for run in at]
@@ -297,7 +299,7 @@ def _against(
                 marker=MARKERS[slot % len(MARKERS)],
                 capsize=1.5,
                 elinewidth=0.7,
-                **style,
+                **ink,
             )
         if numeric and order[0] > 0 and order[-1] / order[0] >= 50:
             axes.set_xscale("log")
@@ -307,7 +309,7 @@ def _against(
             axes.set_xticks(range(len(order)), [show(v) for v in order])
         axes.set_xlabel(words.replace("_", " "))
         axes.set_ylabel(f"test {runs[0].metric} (%)")
-        _legend(figure, [axes])
+        legend(figure, [axes])
     return figure
 
 
@@ -330,7 +332,7 @@ def _name_sheet(axes: Any, data: str, sheets: int) -> None:
         axes.set_title(data)
 
 
-def _legend(figure: Any, sheets: Sequence[Any]) -> None:
+def legend(figure: Any, sheets: Sequence[Any]) -> None:
     """One for all axes, above them, where there is more than one line."""
     entries = {
         name: handle

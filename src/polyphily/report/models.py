@@ -66,7 +66,7 @@ def collaboration(cast: Cast) -> Figure | None:
 
 def confusion(cast: Cast) -> Figure | None:
     def panel(run: Run) -> dict[str, Any] | None:
-        counts = run.evidence.get("confusion")
+        counts = run.evidence.get("confusion_at_best")
         if not counts:
             return None
         names = [str(name) for name in run.summary["classes"]]
@@ -87,7 +87,7 @@ def confusion(cast: Cast) -> Figure | None:
         "confusion",
         "matrix",
         "Classes mistaken for each other",
-        "Test nodes of all clients, the last round's models, first seed.",
+        "Test nodes of all clients, the models of the best validation round, first seed.",
         panels,
         choices,
         half=True,

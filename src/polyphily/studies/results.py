@@ -128,6 +128,29 @@ def headline(study: Study) -> str:
     return VIEW_OF[find(study.method).evaluated]
 
 
+def digest(folder: Path, chosen: Sequence[Study] | None = None) -> list[dict[str, Any]]:
+    """Every comparison in the method's own view, as `heterogeneity.results` reads it."""
+    found = []
+    for study in chosen or studies().values():
+        view = headline(study)
+        for cell in study.cells:
+            comparison = compare(outcomes(study, cell, folder, view), study)
+            if comparison is not None:
+                found.append(
+                    {
+                        "method": study.method,
+                        "setting": cell.title,
+                        "dataset": cell.dataset.partition(":")[0],
+                        "view": view,
+                        "metric": cell.metric,
+                        "difference": round(comparison.difference, 3),
+                        "p": float(f"{comparison.p:.3g}"),
+                        "verdict": comparison.verdict,
+                    }
+                )
+    return found
+
+
 # Markdown ----------------------------------------------------------------------------------------
 
 

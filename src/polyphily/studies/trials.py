@@ -13,9 +13,9 @@ import polyphily
 from polyphily.errors import PolyphilyError, UserError
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.folder import write_text
-from polyphily.federation.run import Execution, threads
 from polyphily.federation.settings import from_mapping
 from polyphily.federation.tracker import VIEWS
+from polyphily.federation.tuning import side_by_side
 from polyphily.graphs.datasets import is_present
 from polyphily.graphs.federation import Federation, load
 from polyphily.methods.base import create
@@ -148,34 +148,25 @@ def try_row(
     settings = {**study.settings, "device": device, "metric": cell.metric}
     if row.backbone is not None:
         settings["backbone"] = row.backbone
-    execution = Execution(
+    trials, execution = side_by_side(
         create(row.method, dict(row.set)),
-        [federation for _ in study.rates for federation in federations],
+        federations,
         from_mapping(settings),
-        None,
-        rates=[rate for rate in study.rates for _ in federations],
-        keep_best=False,
-        cohort=cohort,
+        study.rates,
+        cohort,
     )
-    with threads(execution.usual_threads()):
-        execution.advance_to_the_end()
-    metric, count = cell.metric, len(federations)
     scores: dict[str, Any] = {}
     for view in VIEWS:
-        best = [
-            execution.tracker.moments(view, s)["best_val"]
-            for s in range(len(execution.federations))
-        ]
-        if best[0]["test"].get(metric) is None:
-            raise UserError(f"{cell.title}: no test node to score")
 
-        def table(split: str, name: str, best: list[dict[str, Any]] = best) -> list[list[float]]:
-            values = [round(moment[split][name], DIGITS) for moment in best]
-            return [values[i : i + count] for i in range(0, len(values), count)]
+        def table(split: str, name: str, view: str = view) -> list[list[float]]:
+            moments = [trial.moments[view] for trial in trials]
+            if any(moment[split].get(name) is None for seeds in moments for moment in seeds):
+                raise UserError(f"{cell.title}: no {split} node to score")
+            return [[round(moment[split][name], DIGITS) for moment in seeds] for seeds in moments]
 
         scores[view] = {
-            "val": table("val", metric),
-            "test": table("test", metric),
-            "test_client_mean": table("test", f"{metric}_client_mean"),
+            "val": table("val", cell.metric),
+            "test": table("test", cell.metric),
+            "test_client_mean": table("test", f"{cell.metric}_client_mean"),
         }
     return scores, execution.simulation.cohort

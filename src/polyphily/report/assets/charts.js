@@ -287,8 +287,12 @@ function bars(panel, width, colours, tip) {
   const labelled = !stacked && values.length <= 60;
   const box = { left, right: width - (labelled ? 62 : 12), top: above, bottom: above + names.length * step };
   const to = scale(low, high, box.left + (low < 0 && labelled ? 44 : 0), box.right);
+  let free = -Infinity; // where there is room for the next label
   for (const tick of ticks(low, high, (box.right - box.left) / 95)) {
     svg.append(node("line", { x1: to(tick), x2: to(tick), y1: box.top, y2: box.bottom, stroke: tick === 0 ? colours.faint : colours.grid }));
+    const half = widthOf(format(tick)) / 2;
+    if (to(tick) - half < free) continue;
+    free = to(tick) + half + 8;
     svg.append(text(to(tick), box.bottom + 18, format(tick), colours.soft, { "text-anchor": "middle" }));
   }
   svg.append(text(box.right, box.bottom + 36, panel.x, colours.soft, { "text-anchor": "end" }));
