@@ -536,4 +536,4 @@ def test_the_demonstration_runs(cli: Cli, tmp_path: Path) -> None:
     for summary in found.values():
         assert summary["rounds"] == 2
         assert summary["partition"]["clients"] == 10
-    assert {path.name for path in (tmp_path / "demo").iterdir()} == set(found)
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {*found, "report.html"}

@@ -703,3 +703,8 @@ def test_rounds_in_which_nobody_answers_change_nothing(tmp_path: Path) -> None:
         assert (record["loss"], record["bytes_up"]) == (None, 0)
     for key, value in short.models["global"].items():
         assert torch.equal(result.models["global"][key], value)
+
+
+def test_flower_is_not_run_in_process_behind_the_users_back() -> None:
+    with pytest.raises(UserError, match="command line"):
+        polyphily.run("fedavg", small_federation(), engine="flower", rounds=1)

@@ -33,11 +33,13 @@ BOUNDS: dict[str, tuple[list[float], list[float]]] = {
     "evaluate_every": ([1, 50], [0, -1]),
     "patience": ([0, 20], [-1]),
     "threads": ([0, 1, 1024], [-1, 1025]),
+    "batch": ([0, 1, 4096], [-1]),
 }
 CHOICES = {
-    "engine": ["stacked", "sequential"],
+    "engine": ["stacked", "sequential", "flower"],
     "selection": ["method", "federation", "client"],
     "dtype": ["float32", "float64"],
+    "precision": ["float32", "tf32", "bf16"],
     "optimizer": ["adam", "adamw", "sgd"],
     "metric": ["accuracy", "auc"],
 }
@@ -85,7 +87,8 @@ def test_choices_are_taken_and_others_refused_with_a_suggestion(
 
 def test_every_number_has_a_bound_and_every_word_a_choice() -> None:
     """A new setting cannot be added unchecked; those listed are checked where they are used."""
-    elsewhere = {"epochs", "backbone", "device", "keep_optimizer"}
+    elsewhere = {"epochs", "backbone", "device", "keep_optimizer", "dp", "secure_aggregation"}
+    elsewhere |= {"memory", "sample"}
     assert set(BOUNDS) | set(CHOICES) | elsewhere == names()
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import polyphily
 from cases import assert_close, assert_same_bits, simulate, small_federation
-from polyphily.errors import TrainingError
+from polyphily.errors import TrainingError, UserError
 from polyphily.federation.local import Local, Message, model_part
-from polyphily.federation.simulation import _Trained
+from polyphily.federation.simulation import Trained
 from polyphily.methods.fedavg import FedAvg
 
 
@@ -135,6 +136,24 @@ def test_groups_that_fit_into_memory_train_to_the_same_numbers() -> None:
     for _ in range(3):
         tight.advance()
     assert_close(whole.tensors(), tight.tensors(), 1e-12)
+    for view in ("received", "trained"):
+        found, expected = (s.predict(getattr(s, view)()) for s in (tight, whole))
+        torch.testing.assert_close(found, expected)
+    assert "x" not in vars(tight.cohort), "all clients' features were laid side by side"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GB", 8e9), ("500 mb", 5e8), ("1.5g", 1.5e9), ("20000", 2e4)]
+)
+def test_the_memory_of_training_may_be_bounded(text: str, size: float) -> None:
+    simulation = simulate("fedavg", small_federation((9, 12, 7)), 0, memory=text)
+    assert simulation.memory_budget == size
+
+
+@pytest.mark.parametrize("text", ["much", "0GB", "-1GB", "8PB", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="write 8GB"):
+        polyphily.Settings(memory=text).check()
 
 
 def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
@@ -150,4 +169,4 @@ def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
 def test_numbers_too_large_for_a_sum_are_finite_all_the_same() -> None:
     huge = torch.full((2, 4), 3e38)
     huge[1, 2] = torch.inf
-    assert _Trained.of({"w": huge}, {}, torch.zeros(2), {}).finite() == [True, False]
+    assert Trained.of({"w": huge}, {}, torch.zeros(2), {}).look()[0] == [True, False]

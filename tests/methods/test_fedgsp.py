@@ -96,9 +96,11 @@ def test_as_printed_the_strengths_are_all_but_even() -> None:
     rng = np.random.default_rng(0)
     vectors = {n: torch.from_numpy(rng.normal(size=(6, 900))) for n in ("homophily", "heterophily")}
     vectors = {n: F.normalize(v) for n, v in vectors.items()}
-    printed = FedGSP(scale="none", floor=0.0).solve(vectors, 6)
+    printed = FedGSP(scale="none", floor=0.0, gamma=1.0).solve(vectors, 6)
     np.testing.assert_allclose(printed, 1 / 6, atol=1e-3)
-    assert float(FedGSP().solve(vectors, 6).max()) > 0.2
+    assert float(FedGSP(gamma=1.0).solve(vectors, 6).max()) > 0.2
+    usual = FedGSP().solve(vectors, 6)
+    assert float(usual.max() - usual.min()) > 0.02
 
 
 def test_sharing_prefers_the_similar_and_complementing_the_different() -> None:

@@ -193,9 +193,9 @@ def _resident() -> int:
 def summary(records: Mapping[str, Any]) -> str:
     """The records of one machine in Markdown."""
     where = records["machine"]
+    threads = _threads(where["threads"]) if records["device"] == "cpu" else ""
     parts = [
-        f"## {where['device']}"
-        + (f", {where['threads']} thread(s)" if records["device"] == "cpu" else ""),
+        f"## {where['device']}{threads}",
         f"torch {where['torch']}; copies {where['copy_gb_per_s']:,.0f} GB/s, float32 products "
         f"{where['product_gflops']:,.0f} GFLOP/s (measured).",
     ]
@@ -221,6 +221,10 @@ def summary(records: Mapping[str, Any]) -> str:
         for found in records.get("large", [])
     ]
     return "\n\n".join([*parts, "\n".join(lines)]).rstrip()
+
+
+def _threads(count: int) -> str:
+    return ", one thread" if count == 1 else f", {count} threads"
 
 
 def _speed_table(rows: Sequence[Mapping[str, Any]]) -> str:

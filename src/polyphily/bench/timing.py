@@ -127,7 +127,7 @@ def compare(
 
 def _note(simulation: Simulation) -> str:
     if simulation.device.type != "cuda":
-        return f"{torch.get_num_threads()} threads"
+        return "" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
     if simulation.obstacle is None:
         return "one CUDA graph a round"
     return f"no CUDA graph: {simulation.obstacle}"

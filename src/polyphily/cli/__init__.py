@@ -9,7 +9,19 @@ import typer
 from rich.console import Console
 
 from polyphily import __version__
-from polyphily.cli import listings, reproducing, training
+from polyphily.cli import (
+    auditing,
+    benching,
+    deploying,
+    inspecting,
+    listings,
+    ranks,
+    reporting,
+    reproducing,
+    studying,
+    sweeping,
+    training,
+)
 from polyphily.errors import PolyphilyError
 
 app = typer.Typer(
@@ -23,6 +35,13 @@ app = typer.Typer(
 training.add_to(app)
 listings.add_to(app)
 reproducing.add_to(app)
+deploying.add_to(app)
+inspecting.add_to(app)
+reporting.add_to(app)
+auditing.add_to(app)
+sweeping.add_to(app)
+studying.add_to(app)
+benching.add_to(app)
 
 
 def _version(wanted: bool) -> None:
@@ -33,11 +52,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and stop."
     ),
 ) -> None:
     """Federated graph learning for graphs that differ in kind."""
+    ranks.check(context.invoked_subcommand)
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(records, indent=2))
         return
-    where = torch.cuda.get_device_name(device) if device != "cpu" else f"{threads} thread(s)"
+    where = torch.cuda.get_device_name(device) if device != "cpu" else f"{threads} CPU threads"
     console = Console(highlight=False)
     console.print(
         f"[bold]{method}[/bold] on {dataset}, {backbone}-{hidden}, {epochs} epochs, {where}"

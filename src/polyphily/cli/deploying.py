@@ -304,6 +304,8 @@ class _Scene:
         found = record[self.view]["val"].get(f"{plan['settings']['metric']}_per_client", [])
         each = " ".join(f"{n} {percent(v, 1)}" for n, v in zip(plan["sites"], found, strict=False))
         number = f"{record['round']:>3}/{plan['settings']['rounds']}"
+        if "epsilon" in record:  # sites keep losses and scores to themselves
+            return f"round {number}  epsilon {record['epsilon']:.3g}  {record['seconds']:.1f} s"
         return f"round {number}  loss {record['loss']:.3f}  {record['seconds']:.1f} s  val {each}"
 
     def _plan(self) -> dict[str, Any]:
@@ -379,8 +381,13 @@ def join(
     bundle: Annotated[Path, typer.Argument(help="The bundle that the server's operator gave you.")],
     graph: GraphAt,
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    dp: Annotated[
+        str,
+        typer.Option(help="Take part in runs of this differential privacy only: epsilon=8."),
+    ] = "off",
 ) -> None:
     """Take part with a graph, in the foreground; Ctrl-C leaves."""
+    from polyphily.federation.privacy import Budget
     from polyphily.flower.deployment import Bundle, require_flower
 
     require_flower()
@@ -389,7 +396,7 @@ def join(
     from polyphily.flower.node import join as stay
     from polyphily.flower.site import Site, SiteGraph
 
-    member = Site(name, SiteGraph.read(graph), own.path, device)
+    member = Site(name, SiteGraph.read(graph), own.path, device, Budget.parse(dp))
 
     def report(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {name}: {text}")

@@ -47,11 +47,14 @@ def show_method(
     name: Annotated[str, typer.Argument(help="The method's name.")], as_json: AsJson = False
 ) -> None:
     """Citation, hyperparameters, and exactly what leaves a site and comes back."""
+    from polyphily.federation.privacy import treatment
     from polyphily.methods.base import find
     from polyphily.methods.traffic import trace
 
     cls = find(name)
     up, down = trace(cls())
+    up = [{**row, "dp": treatment(cls, row["name"])} for row in up]
+    refusal = cls.averaged if isinstance(cls.averaged, str) else None
     parameters = [
         {
             "name": field.name,
@@ -72,6 +75,7 @@ def show_method(
         "hyperparameters": parameters,
         "uploaded": up,
         "downloaded": down,
+        "secure_aggregation": {"possible": refusal is None, "why_not": refusal},
     }
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -103,9 +107,12 @@ def show_method(
     for title, rows in (("Leaves a site", up), ("Comes back", down)):
         console.print(f"\n[bold]{title}[/bold], each round (backbone gcn, 2 layers)")
         if rows:
-            console.print(_table(rows, {"name": "tensor", "shape": "shape"}))
+            dp = {"dp": "with --dp"} if rows is up else {}
+            console.print(_table(rows, {"name": "tensor", "shape": "shape", **dp}))
         else:
             console.print("  nothing")
+    answer = f"no: {refusal}" if refusal else "yes: the server can do with sums of uploads"
+    console.print(f"\n[bold]Secure aggregation[/bold] {answer}")
 
 
 def datasets(as_json: AsJson = False) -> None:

@@ -26,6 +26,7 @@ DATA: dict[str, tuple[type, str]] = {
     "split": (str, "0.6,0.2,0.2 (add :client or :global), 5-fold, or own."),
     "seeds": (str, "Seeds of partition, split and weights, run side by side: 0,1,2."),
     "normalize": (str, "Features: none, row or standard."),
+    "noise": (str, "Disturb the clients' graphs: edges=0.1, features=0.1, labels=0.1, or several."),
 }
 DEFAULT_DATASET = "csbm"
 
@@ -47,8 +48,10 @@ def _plain(kind: Any) -> type:
     return plain
 
 
-def with_settings(panel: str = "Training") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command a flag for every setting and every choice of data.
+def with_settings(
+    panel: str = "Training", *, data: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command a flag for every setting and, with `data`, for every choice of data.
 
     The command must take `**values`, which holds the flags that were given.
     """
@@ -62,7 +65,7 @@ def with_settings(panel: str = "Training") -> Callable[[Callable[..., None]], Ca
             if p.kind is not p.VAR_KEYWORD
         ]
         flags: dict[str, tuple[type, typer.models.OptionInfo]] = {}
-        for name, (kind, words) in DATA.items():
+        for name, (kind, words) in DATA.items() if data else ():
             names = ["--seeds", "--seed"] if name == "seeds" else [f"--{name}"]
             flags[name] = (kind, typer.Option(None, *names, help=words, rich_help_panel="Data"))
         docs, kinds = attribute_docs(Settings), get_type_hints(Settings)

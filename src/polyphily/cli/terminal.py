@@ -24,6 +24,7 @@ from rich.table import Table
 
 from polyphily.federation.run import VIEW_OF
 from polyphily.federation.run import Progress as Report
+from polyphily.federation.tuning import Trial, Tuned
 from polyphily.report.words import percent, size, span
 
 out = Console(highlight=False)
@@ -66,6 +67,22 @@ def live(
 def notes(lines: Sequence[str]) -> None:
     for line in dict.fromkeys(lines):
         err.print(f"[yellow]note:[/yellow] {escape(line)}", soft_wrap=True)
+
+
+def trials(tuned: Tuned) -> None:
+    """What was tried before a run, best first, on standard error."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("lr", "weight decay", f"validation {tuned.metric}"):
+        table.add_column(title, justify="right")
+
+    def score(trial: Trial) -> float:
+        return trial.score(tuned.view, tuned.metric)
+
+    for trial in sorted(tuned.trials, key=score, reverse=True):
+        style = "bold" if trial is tuned.best else ""
+        cells = (f"{trial.lr:g}", f"{trial.weight_decay:g}", percent(score(trial)))
+        table.add_row(*cells, style=style)
+    err.print(table)
 
 
 def one_run(summary: Mapping[str, Any], folder: Path) -> None:
@@ -112,6 +129,19 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
         f"{size(summary['bytes_up_per_round'])} up and "
         f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
     )
+    if sampling := summary.get("sampling"):
+        drawn = " and ".join(str(number or "all") for number in sampling["neighbours"])
+        out.print(
+            f"[dim]sampled: {drawn} neighbours by layer, around {sampling['train_nodes'] or 'all'} "
+            "train nodes of a client, anew for every step[/dim]"
+        )
+    if summary.get("precision") in ("tf32", "bf16"):
+        out.print(f"[dim]products in {summary['precision']}, scores in float32[/dim]")
+    if dp := summary.get("dp"):
+        out.print(
+            f"[dim]privacy: all uploads of a client cost epsilon {dp['epsilon']:.3g} at delta "
+            f"{dp['delta']:g}, with noise of {dp['noise_deviation']:.3g} on every number[/dim]"
+        )
     out.print(f"run folder: {folder}", soft_wrap=True, markup=False)
 
 

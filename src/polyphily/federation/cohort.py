@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from polyphily.federation.sampling import Sampling, WholeGraph
 from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, alike
 from polyphily.nn.draws import Draws, Streams
 from polyphily.nn.segments import Segments
@@ -37,6 +38,8 @@ class Cohort:
             ascending order; by default those of one seed are one.
         device: where the tensors live.
         dtype: of features and weights.
+        mixed: whether losses are computed under autocast, in bfloat16 where that does no harm.
+        sampling: what a training step sees of the graphs; None: everything.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class Cohort:
         federations: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        mixed: bool = False,
+        sampling: Sampling | None = None,
     ) -> None:
         self.graphs = alike(graphs)
         self.keys = tuple(keys)
@@ -58,6 +63,7 @@ class Cohort:
         self.classes = classes
         self.device = torch.device(device)
         self.dtype = dtype
+        self.mixed, self.sampling = mixed, sampling
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
         self._taken: dict[tuple[int, ...], Cohort] = {}
         self._kept: dict[Hashable, Any] = {}
@@ -92,11 +98,18 @@ class Cohort:
             federations=[self.federations[k] for k in wanted],
             device=self.device,
             dtype=self.dtype,
+            mixed=self.mixed,
+            sampling=self.sampling,
         )
         taken._own = tuple(self._own[k] for k in wanted)
         if wanted == tuple(range(wanted[0], wanted[0] + len(wanted))):
             self._taken[wanted] = taken
         return taken
+
+    @cached_property
+    def forward_only(self) -> Cohort:
+        """This cohort for passes without gradient, where training never needs the whole graph."""
+        return self if self.sampling is None else WholeGraph.of(self)
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
@@ -161,7 +174,7 @@ class Cohort:
                 dtype=self.dtype,
                 device=self.device,
             )
-        found = [graph.features for graph in self.graphs]
+        found: list[Any] = [graph.features for graph in self.graphs]
         dense = np.concatenate([f.toarray() if sp.issparse(f) else f for f in found])
         return torch.from_numpy(dense).to(self.device, self.dtype)
 
@@ -170,7 +183,8 @@ class Cohort:
         """Whether sparse features are full enough for a GPU to do better with all entries."""
         if self.device.type != "cuda":
             return False
-        stored = sum(graph.features.nnz for graph in self.graphs)
+        found: list[Any] = [graph.features for graph in self.graphs]
+        stored = sum(features.nnz for features in found)
         return bool(stored > FULL * self.num_nodes * self.num_features)
 
     @cached_property

@@ -78,13 +78,16 @@ class Local:
     def forward(self, params: Mapping[str, Tensor] | None = None) -> Output:
         """The network's output on the cohort, with `params` where others than the trained ones."""
         chosen = dict(self.params if params is None else params)
-        output: Output = functional_call(self.network, chosen, (self.cohort, self.draws))
+        cohort = self.cohort if torch.is_grad_enabled() else self.cohort.forward_only
+        output: Output = functional_call(self.network, chosen, (cohort, self.draws))
         return output
 
     def frozen(self, params: Mapping[str, Tensor]) -> Output:
         """The output of other parameters, without dropout and without gradient."""
         with torch.no_grad():
-            output: Output = functional_call(self.network, dict(params), (self.cohort,))
+            output: Output = functional_call(
+                self.network, dict(params), (self.cohort.forward_only,)
+            )
         return output
 
     @property
@@ -121,21 +124,29 @@ class Local:
         return torch.stack(distances).sum(dim=0)
 
     def descend(self, method: LossAndGradient) -> None:
-        """Full-batch steps on the method's loss; a client stops after its own number of steps."""
-        run = self.optimizer
+        """Steps on the method's loss, on whole graphs or on a sample anew for every step; a client
+        stops after its own number of steps."""
+        run, whole = self.optimizer, self.cohort
         own = {name: method.optimizer_of(name, run) for name in self.params}
         stepper = Optimizer(run, self.params, self.memory, self.cohort.blocks, own, self.even)
         total = self.cohort.num_train.new_zeros(len(self.cohort))
         alike = len(set(self.steps)) == 1
         for step in range(max(self.steps)):
             going = None if alike else [k for k, limit in enumerate(self.steps) if step < limit]
-            loss = method.loss(self)
+            if whole.sampling is not None and self.draws is not None:
+                self.cohort = whole.sampling.draw(whole, self.draws)
+                self.constants = method.begin(self)
+            with torch.autocast(
+                whole.device.type, torch.bfloat16, enabled=whole.mixed, cache_enabled=False
+            ):
+                loss = method.loss(self)
             names, values = zip(*self.params.items(), strict=True)
             gradients = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
             grads = method.correct(self, dict(zip(names, gradients, strict=True)))
             stepper.step(grads, going)
             total += loss.detach() if going is None else self._only(loss.detach(), going)
         stepper.finish()
+        self.cohort = whole
         self.losses = total / self.cohort.constant(self.steps)
 
     def _only(self, values: Tensor, clients: list[int]) -> Tensor:
@@ -146,6 +157,10 @@ class Local:
 
 class LossAndGradient:
     """What `Local.descend` asks of a method."""
+
+    def begin(self, local: Local) -> Message:
+        """What stays the same during the round, computed once; from a sample, for every step."""
+        return {}
 
     def loss(self, local: Local) -> Tensor:
         """Each client's loss, `[K]`; a client's value depends on that client alone."""

@@ -108,6 +108,10 @@ class Replay(Generic[T]):
         self._recorded: tuple[torch.cuda.CUDAGraph, Given] | None = None
         self.result: T | None = None
 
+    @property
+    def recorded(self) -> bool:
+        return self._recorded is not None
+
     def __call__(self, round_index: int) -> T | None:
         """The function's result, in tensors that the next call overwrites; None if it cannot be
         recorded."""

@@ -22,15 +22,18 @@ import torch
 
 import polyphily
 from polyphily.errors import TrainingError, UserError, unknown
+from polyphily.federation import sampling
 from polyphily.federation import settings as knobs
 from polyphily.federation.cohort import Cohort
-from polyphily.federation.folder import RunFolder
+from polyphily.federation.distributed import DistributedSimulation, Team
+from polyphily.federation.folder import CONFIG, RunFolder
 from polyphily.federation.local import Local, Message
 from polyphily.federation.metrics import Evaluator
+from polyphily.federation.privacy import account, check, spent
 from polyphily.federation.recipes import fill
 from polyphily.federation.replay import Replay
 from polyphily.federation.settings import Settings
-from polyphily.federation.simulation import RoundReport, Simulation
+from polyphily.federation.simulation import UPLOADS, RoundReport, Simulation
 from polyphily.federation.tracker import VIEWS, Tracker
 from polyphily.graphs.federation import Federation
 from polyphily.methods import base as methods
@@ -120,6 +123,11 @@ def run(
     elif rest:
         raise UserError(f"settings that do not exist: {', '.join(rest)}")
     settings = knobs.from_mapping(chosen)
+    if settings.engine == "flower":
+        raise UserError(
+            "engine 'flower' starts a server and sites as processes: use the command line, "
+            "polyphily run … --engine flower"
+        )
     execution = Execution(method, federations, settings, Path(out) if out else None)
     if execution.folder:
         execution.folder.create(execution.config(), federations)
@@ -137,6 +145,17 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Sets how torch multiplies matrices of float32 for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class Execution:
     """A run in progress: simulation, tracker and folder.
 
@@ -149,6 +168,7 @@ class Execution:
         rates: (learning rate, weight decay) of each federation, in place of the settings'.
         keep_best: whether the models of the best validation round are kept.
         cohort: that of an earlier execution on the same federations, to use again.
+        team: the processes that share the clients, where there are several.
     """
 
     def __init__(
@@ -161,6 +181,7 @@ class Execution:
         rates: Sequence[tuple[float, float]] | None = None,
         keep_best: bool = True,
         cohort: Cohort | None = None,
+        team: Team | None = None,
     ) -> None:
         began = time.perf_counter()
         first = federations[0]
@@ -173,10 +194,17 @@ class Execution:
                 f"metric auc needs two classes, {first.dataset} has {len(first.classes)}"
             )
         check_device(settings.device)
+        check(method, settings, min(len(f) for f in federations))
+        sampling.check(method, settings)
         self.method, self.federations, self.settings = method, list(federations), settings
-        self.folder = RunFolder(out) if out else None
+        self.out, self.team = out, team
+        self.folder = RunFolder(out) if out and (team is None or team.leads) else None
         try:
-            self.simulation = Simulation(method, federations, settings, rates, known=cohort)
+            self.simulation = (
+                Simulation(method, federations, settings, rates, known=cohort)
+                if team is None
+                else DistributedSimulation(method, federations, settings, rates, team=team)
+            )
         except ValueError as error:
             raise UserError(str(error)) from None
         graphs = self.simulation.cohort.graphs
@@ -184,7 +212,7 @@ class Execution:
         selection = method.selection if settings.selection == "method" else settings.selection
         self.view = VIEW_OF[method.evaluated]
         self.tracker = Tracker(
-            self.evaluator.counts,
+            self.simulation.share(torch.from_numpy(self.evaluator.counts)).numpy(),
             [len(f) for f in federations],
             settings.metric or "accuracy",
             per_client=selection == "client",
@@ -214,7 +242,8 @@ class Execution:
 
     def go(self, progress: Progress | None = None) -> Result:
         """Runs to the end and writes what a run leaves behind."""
-        with threads(self.settings.threads or self.usual_threads()):
+        settings = self.settings
+        with threads(settings.threads or self.usual_threads()), products_in(settings.precision):
             self.advance_to_the_end(progress)
             return self._finish()
 
@@ -229,24 +258,26 @@ class Execution:
         self.watched = progress is not None
         try:
             while simulation.round < settings.rounds:
-                if len(simulation.stopped) == len(simulation.cohort):
+                if len(simulation.stopped) == simulation.starts[-1]:
                     break
                 record = self._one_round()
                 self.reports.append(record)
                 if self.folder:
                     self.folder.append(record)
-                    if self.folder.checkpoint_due():
-                        self.checkpoint()
+                if self.out and simulation.agree(self._checkpoint_due()):
+                    self.checkpoint()
                 if progress:
                     progress(record)
         except TrainingError:
-            if simulation.round and self.folder:
+            if simulation.round and self.out:
                 self._write_models(self._last())
                 self.checkpoint()
             raise
 
+    def _checkpoint_due(self) -> bool:
+        return self.folder is not None and self.folder.checkpoint_due()
+
     def checkpoint(self) -> None:
-        assert self.folder
         tensors = {f"simulation/{n}": t for n, t in self.simulation.tensors().items()}
         tensors |= {f"tracker/{n}": t for n, t in self.tracker.tensors().items()}
         progress = {
@@ -254,25 +285,45 @@ class Execution:
             "stopped": sorted(self.simulation.stopped),
             "setup_seconds": self.setup_seconds,
         }
-        self.folder.save_checkpoint(tensors, progress)
+        if self.folder:
+            self.folder.save_checkpoint(tensors, progress)
 
     def restore(self) -> int:
         """Goes back to the folder's checkpoint; the number of rounds that are complete."""
-        assert self.folder
-        found = self.folder.load_checkpoint()
+        assert self.out
+        files = RunFolder(self.out)
+        found = files.load_checkpoint()
         if found is None:
-            self.folder.truncate(0)
+            if self.folder:
+                self.folder.truncate(0)
             return 0
         tensors, progress = found
+        self.adopt(tensors, progress, self.out)
+        self.reports = [r for r in files.records() if r["round"] <= progress["round"]]
+        if self.folder:
+            self.folder.truncate(progress["round"])
+        self.setup_seconds = float(progress["setup_seconds"])
+        return int(progress["round"])
+
+    def adopt(self, tensors: Message, progress: Mapping[str, Any], folder: Path) -> None:
+        """Takes over the models and scores of a checkpoint, which is in a run folder."""
 
         def part(prefix: str) -> Message:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-        self.simulation.restore(part("simulation/"), progress["round"], progress["stopped"])
+        saved = part("simulation/")
+        for name, wanted in self.simulation.tensors().items():
+            shape = tuple(saved[name].shape) if name in saved else None
+            if name != UPLOADS and shape != tuple(wanted.shape):
+                there = "is not there" if shape is None else f"has the shape {shape}"
+                raise UserError(
+                    f"{folder}: the saved models do not fit {self.method.name} as it is now: "
+                    f"{name.rpartition('/')[2]} {there}, {tuple(wanted.shape)} is wanted. Another "
+                    "version of polyphily, or of the data, made this run; run it again: "
+                    f"polyphily run --config {folder / CONFIG}"
+                )
+        self.simulation.restore(saved, progress["round"], progress["stopped"])
         self.tracker.restore(part("tracker/"), self.simulation.device)
-        self.reports = self.folder.truncate(progress["round"])
-        self.setup_seconds = float(progress["setup_seconds"])
-        return int(progress["round"])
 
     # One round -------------------------------------------------------------------------------
 
@@ -291,18 +342,20 @@ class Execution:
             self._scoring = {simulation.moves: work}
         found = self._scoring[simulation.moves](simulation.round)
         scores, params = self._scored() if found is None else found
-        for view, values in zip(VIEWS, scores.cpu().numpy(), strict=True):
+        everyones = simulation.share(scores).cpu().numpy()
+        for view, values in zip(VIEWS, everyones.swapaxes(0, 1), strict=True):
             better = self.tracker.update(view, values, simulation.round)
             if view == self.view and better.any() and self.keep_best:
-                self.tracker.keep_models(params, better)
+                units, clients = self.tracker.places(better)
+                self.tracker.put_models(simulation.collect(params, clients), units)
         simulation.stopped |= set(self.tracker.stalled(self.settings.patience))
 
     def _scored(self) -> tuple[torch.Tensor, Message]:
-        """Scores of both views, and the parameters of the one that the method is evaluated in."""
+        """Scores of both views, by client, and the parameters of the view that counts."""
         simulation = self.simulation
         views = {"received": simulation.received(), "trained": simulation.trained()}
         scores = [self.evaluator.scores(simulation.predict(views[view])) for view in VIEWS]
-        return torch.stack(scores), views[self.view].params
+        return torch.stack(scores, dim=1), views[self.view].params
 
     def _record(self, report: RoundReport, seconds: float) -> dict[str, Any]:
         evaluated = bool(self.tracker.recent["received"]) and (
@@ -320,6 +373,7 @@ class Execution:
                     "selected": len(report.selected[s]),
                     "failed": report.failed[s],
                     "refused": report.refused[s],
+                    **spent(self.settings, self.simulation.guard, report.uploads[s]),
                     **(self.tracker.current(s) if evaluated and looked_at else {}),
                 }
             )
@@ -344,11 +398,12 @@ class Execution:
         view = self._last()
         logits = simulation.predict(view).cpu()
         parts = torch.split(logits, list(simulation.cohort.segments.sizes))
-        starts = simulation.starts
+        starts = np.cumsum([0, *map(len, simulation.members)]).tolist()
         summary = self._summary()
         models = self._write_models(view)
-        if self.folder:
+        if self.out:
             self.checkpoint()
+        if self.folder:
             self.folder.write_summary(summary)
         return Result(
             summary=summary,
@@ -363,9 +418,22 @@ class Execution:
         simulation = self.simulation
         return simulation.received() if self.view == "received" else simulation.trained()
 
+    def best(self) -> Local:
+        """The clients with the models of the best validation round; without such, the last."""
+        view, kept = self._last(), self.tracker.models
+        if kept:
+            sizes = [len(f) for f in self.federations]
+            owner = np.repeat(np.arange(len(sizes)), sizes)
+            rows = torch.from_numpy(owner if self.tracker.one_model else np.arange(len(owner)))
+            view.params = {n: t[rows.to(t.device)] for n, t in kept.items()}
+        return view
+
     def _write_models(self, view: Local) -> dict[str, Message]:
         """The models of the last and of the best round, written where there is a folder."""
-        models = self._models(view.params, "") | self._models(self.tracker.models, "-best")
+        starts = self.simulation.starts
+        clients = starts[:-1] if self.tracker.one_model else range(starts[-1])
+        last = self.simulation.collect(view.params, clients)
+        models = self._models(last, "") | self._models(self.tracker.models, "-best")
         if self.folder:
             facts = {"polyphily": polyphily.__version__, "method": self.method.name}
             facts |= {
@@ -376,17 +444,16 @@ class Execution:
         return models
 
     def _models(self, params: Message, suffix: str) -> dict[str, Message]:
-        """Weights by name, from stacked ones: per federation, or per client."""
+        """Weights by name, from stacked ones: a row per federation, or per client."""
         found: dict[str, Message] = {}
         if not params:
             return found
         single = self.tracker.one_model
-        stacked_once = single and bool(suffix)
         for s, federation in enumerate(self.federations):
             prefix = f"seed-{federation.seed}-" if len(self.federations) > 1 else ""
             names = ["global"] if single else [graph.name for graph in federation.clients]
             for k, name in enumerate(names):
-                at = s if stacked_once else self.simulation.starts[s] + k
+                at = s if single else self.simulation.starts[s] + k
                 found[f"{prefix}{name}{suffix}"] = {
                     n: t[at].detach().cpu().clone() for n, t in params.items()
                 }
@@ -431,6 +498,8 @@ class Execution:
             "settings": {k: v for k, v in dataclasses.asdict(settings).items() if v is not None},
             "device": settings.device,
             "engine": settings.engine,
+            **({"ranks": self.team.size} if self.team else {}),
+            **shortcuts(settings),
             "evaluated": self.method.evaluated,
             "selection": {"by": self.selection, "metric": settings.metric},
             **(scores[0] if len(runs) == 1 else mean_of(scores, spread=True)),
@@ -444,9 +513,25 @@ class Execution:
             "bytes_up_per_round": statistics.median(bytes_up),
             "bytes_down_per_round": statistics.median(bytes_down),
             "refused_updates": sum(refused),
+            **self._privacy(),
             "notes": list(first.notes),
             "versions": versions(),
         }
+
+    def _privacy(self) -> dict[str, Any]:
+        """What was promised and what was spent, where anything was asked for."""
+        simulation = self.simulation
+        found = account(self.settings, simulation.guard, int(simulation.uploads.max()))
+        if self.settings.secure_aggregation:
+            from polyphily.federation.secure_aggregation import STEP, error_bound, threshold
+
+            clients = max(len(f) for f in self.federations)
+            found["secure_aggregation"] = {
+                "step": STEP,
+                "error_bound_of_sums": error_bound(clients),
+                "threshold": threshold(clients),
+            }
+        return found
 
 
 def mean_of(values: Sequence[Any], *, spread: bool = False) -> Any:
@@ -472,6 +557,14 @@ def mean_of(values: Sequence[Any], *, spread: bool = False) -> Any:
         return [mean_of(entries) for entries in zip(*values, strict=True)]
     numbers = [value for value in values if value is not None]
     return statistics.fmean(numbers) if numbers else None
+
+
+def shortcuts(settings: Settings) -> dict[str, Any]:
+    """How exact products were, and what a step saw of a client's graph where that was not all."""
+    chosen = sampling.Sampling.of(settings)
+    drawn = chosen and {"neighbours": list(chosen.fanouts), "train_nodes": chosen.batch or None}
+    exact = settings.precision if settings.dtype == "float32" else settings.dtype
+    return {"precision": exact, "sampling": drawn}
 
 
 def peak_memory_mb() -> float:

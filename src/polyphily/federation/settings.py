@@ -10,8 +10,11 @@ from typing import Any, get_args, get_type_hints
 
 from polyphily.errors import UserError, unknown
 
-ENGINES = ("stacked", "sequential")
+ENGINES = ("stacked", "sequential", "flower")
 SELECTIONS = ("method", "federation", "client")
+OFF = "off"
+MIXED = "bf16"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Settings:
 
     Attributes:
         rounds: communication rounds.
-        epochs: full-batch steps a client takes per round: a number, or a range "1-5" from which
-            each client draws anew in every round.
+        epochs: full-batch steps a client takes per round (steps on a batch each, with `batch` or
+            `sample`): a number, or a range "1-5" from which each client draws anew in every round.
         backbone: which network.
         hidden: width of the hidden layers.
         layers: number of layers.
@@ -37,15 +40,26 @@ class Settings:
         keep_optimizer: whether the optimiser's moments survive from round to round.
         participation: share of the clients selected in each round.
         failures: share of the selected clients that fail to answer.
-        engine: "stacked", or "sequential" (one client after another: the reference).
+        engine: "stacked", "sequential" (one client after another: the reference), or "flower" (a
+            process per client, over Flower on this machine).
         device: "cpu" or "cuda".
         dtype: "float32" or "float64".
+        precision: of matrix products: "float32", "tf32" (on a GPU), or "bf16" (losses, by autocast;
+            weights, optimiser and scores stay in float32).
+        sample: neighbours that each layer draws of a node in a training step, as in "10,10", for
+            graphs too large to train on as a whole; "off" takes all.
+        batch: train nodes that each client draws for a step; 0 takes all.
         threads: of the CPU; 0 takes one for small graphs and all cores otherwise.
+        memory: what training may take, as in "8GB"; clients that do not fit together train in
+            turn, with the same results. "auto" is half of what is free.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         patience: evaluations without a better validation score before stopping; 0 never stops.
         selection: whose validation score picks the best round: "federation", "client" (each its
             own), or as the method prefers.
         metric: what selects on validation, "accuracy" or "auc"; None takes the dataset's own.
+        dp: differential privacy of each client's uploads, all rounds together: epsilon=8, with
+            delta=1e-5 and clip=1.0 after commas where others are wanted.
+        secure_aggregation: whether the server sees the sum of the uploads only, by SecAgg+.
     """
 
     rounds: int = 100
@@ -68,11 +82,17 @@ class Settings:
     engine: str = "stacked"
     device: str = "cpu"
     dtype: str = "float32"
+    precision: str = "float32"
+    sample: str = OFF
+    batch: int = 0
     threads: int = 0
+    memory: str = AUTO
     evaluate_every: int = 1
     patience: int = 0
     selection: str = "method"
     metric: str | None = None
+    dp: str = OFF
+    secure_aggregation: bool = False
 
     def epoch_range(self) -> tuple[int, int]:
         """The fewest and the most local steps a client takes."""
@@ -84,6 +104,15 @@ class Settings:
             )
         return bounds
 
+    def memory_limit(self) -> int | None:
+        """Bytes that training may take; None: half of what is free."""
+        if self.memory == AUTO:
+            return None
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)b?", str(self.memory).lower())
+        if not found or not (size := int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))):
+            raise UserError(f"memory: '{self.memory}' is no size: write 8GB, 500MB or auto")
+        return size
+
     def check(self) -> None:
         """Raises a `UserError` for a value of the wrong kind or out of bounds."""
         kinds = get_type_hints(Settings)
@@ -94,18 +123,30 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise unknown(name, value, choices)
+        self.memory_limit()
+        if self.precision != "float32" and self.dtype != "float32":
+            raise UserError(f"--precision {self.precision} is for --dtype float32")
+        if self.sample != OFF:
+            from polyphily.federation.sampling import parse
+
+            parse(self.sample)
         if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device):
             raise unknown("device", self.device, ("cpu", "cuda"))
         for name, (low, high, words) in BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise UserError(f"{_flag(name)}: {value} is out of bounds, give {words}")
+        if self.dp != OFF:
+            from polyphily.federation.privacy import Budget
+
+            Budget.parse(self.dp)
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "engine": ENGINES,
     "selection": SELECTIONS,
     "dtype": ("float32", "float64"),
+    "precision": ("float32", "tf32", MIXED),
     "optimizer": ("adam", "adamw", "sgd"),
     "metric": ("accuracy", "auc"),
 }
@@ -128,6 +169,7 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
     "evaluate_every": (1, _ANY, "at least 1"),
     "patience": (0, _ANY, "at least 0"),
     "threads": (0, 1024, "0 to 1024"),
+    "batch": (0, _ANY, "at least 0"),
 }
 
 

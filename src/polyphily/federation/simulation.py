@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,14 +24,18 @@ from polyphily.federation.cohort import Cohort
 from polyphily.federation.local import Local, Message, as_model, model_part
 from polyphily.federation.optimizers import PREFIX as OPTIMIZER
 from polyphily.federation.optimizers import STEPS, OptimizerSpec, initial_state
+from polyphily.federation.privacy import Guard, guard_of
 from polyphily.federation.replay import Given, Replay, ServerDraws, Unknown
-from polyphily.federation.settings import Settings
+from polyphily.federation.sampling import Sampling
+from polyphily.federation.settings import MIXED, Settings
 from polyphily.graphs.federation import Federation
 from polyphily.graphs.random import derive, generator
 from polyphily.methods.base import Method, State, Uploads
 from polyphily.nn.backbones import Backbone, Shape
 from polyphily.nn.sparse import flat
 
+UPLOADS = "uploads"
+Plan: TypeAlias = tuple[list[int], list[int], list[int]]  # selected, failed, answering
 ACTIVATIONS = 16  # numbers kept per node and hidden unit in a layer's forward and backward pass
 
 
@@ -45,6 +49,7 @@ def train_locally(
     steps: Sequence[int],
     round_index: int,
     given: Given | None = None,
+    guard: Guard | None = None,
 ) -> tuple[Message, Message, Tensor]:
     """One round at the clients of a cohort, one or many: what a deployed site runs, too.
 
@@ -59,12 +64,14 @@ def train_locally(
         round_index: the round, from 0.
         given: where the round is recorded to be replayed: brings in what the host computes. The
             clients of a federation have then taken equally many steps.
+        guard: clips and noises what is uploaded, under differential privacy.
 
     Returns:
         What the clients upload, their memories after the round, and each client's mean loss.
     """
     alike = len(set(steps)) == 1
     number = round_index if given is None else given(lambda r: np.asarray(r, dtype=np.int64))
+    draws = cohort.draws(number)
     local = Local(
         cohort=cohort,
         network=network,
@@ -75,7 +82,7 @@ def train_locally(
         steps=tuple(steps),
         phase=method.phase(round_index),
         round_index=round_index if given is None else cast(int, Unknown("the round's number")),
-        draws=cohort.draws(number),
+        draws=draws,
         even=alike if given is not None or not optimizer.keep else None,
         give=given,
     )
@@ -88,10 +95,13 @@ def train_locally(
         local.memory |= kept_state
     else:
         local.memory |= initial_state(optimizer, local.params)
-    local.constants = method.begin(local)
+    if cohort.sampling is None:
+        local.constants = method.begin(local)
     method.train(local)
     with torch.no_grad():
         upload = {name: value.detach() for name, value in method.upload(local).items()}
+        if guard is not None:
+            upload = guard(upload, received, draws)
         changed = {name: value.detach() for name, value in method.update_memory(local).items()}
     trained = as_model({name: value.detach() for name, value in local.params.items()})
     kept = {n: t for n, t in local.memory.items() if optimizer.keep or not n.startswith(OPTIMIZER)}
@@ -101,11 +111,11 @@ def train_locally(
 
 def payload(message: Message) -> int:
     """Bytes of one client's share of a message."""
-    return sum(t[0].numel() * t.element_size() for t in message.values())
+    return sum(t.numel() // len(t) * t.element_size() for t in message.values())
 
 
 @dataclass(frozen=True)
-class _Trained:
+class Trained:
     """What a round at the clients leaves: stacked over those that took part.
 
     Attributes:
@@ -115,6 +125,7 @@ class _Trained:
         fine: whether a client's sums are finite; a sum may also be too large.
         bytes_down: what was sent to each.
         aggregated: the servers' new states from all uploads, where that is recorded.
+        commit: stores these states and the memories, where that is recorded; whether it did.
     """
 
     uploads: Message
@@ -123,23 +134,34 @@ class _Trained:
     fine: Tensor
     bytes_down: int
     aggregated: Callable[[], list[State] | None] | None = None
+    commit: Callable[[], bool] | None = None
 
     @classmethod
-    def of(cls, uploads: Message, memory: Message, losses: Tensor, downloads: Message) -> _Trained:
+    def of(cls, uploads: Message, memory: Message, losses: Tensor, downloads: Message) -> Trained:
         fine = torch.isfinite(losses)
         for tensor in uploads.values():  # NaN and infinity stay in a sum, and a sum is cheap
             fine = fine & torch.isfinite(flat(tensor).sum(dim=1))
         return cls(uploads, memory, losses, fine, payload(downloads))
 
-    def finite(self) -> list[bool]:
-        """Which clients sent finite numbers only (the loss stands in where nothing is sent)."""
-        found: list[bool] = self.fine.tolist()
-        if not all(found):  # look at every number
-            fine = torch.isfinite(self.losses)
+    def look(self) -> tuple[list[bool], list[float]]:
+        """Which clients sent finite numbers only (the loss stands in where nothing is sent), and
+        the losses: the one time in a round that the host waits for the device."""
+        fine, losses = torch.stack([self.fine.double(), self.losses.double()]).tolist()
+        if not all(fine):  # look at every number
+            exact = torch.isfinite(self.losses)
             for tensor in self.uploads.values():
-                fine &= torch.isfinite(flat(tensor)).all(dim=1)
-            found = fine.tolist()
-        return found
+                exact &= torch.isfinite(flat(tensor)).all(dim=1)
+            fine = exact.tolist()
+        return [bool(number) for number in fine], losses
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """The recorded parts of a round."""
+
+    clients: Replay[Trained]
+    servers: Replay[list[State]]
+    commit: Replay[bool]
 
 
 @dataclass
@@ -154,6 +176,7 @@ class RoundReport:
     refused: list[list[int]]
     bytes_up: list[int]
     bytes_down: list[int]
+    uploads: list[int]  # the most that a client of each federation has sent so far
 
 
 @dataclass
@@ -191,15 +214,19 @@ class Simulation:
         settings, first = self.settings, self.federations[0]
         self.device = torch.device(settings.device)
         self.dtype = getattr(torch, settings.dtype)
+        self.members = self._members()
+        here = [(s, f, k) for s, f in enumerate(self.federations) for k in self.members[s]]
         self.cohort = self.known or Cohort(
-            [graph for f in self.federations for graph in f.clients],
-            [(f.seed, k) for f in self.federations for k in range(len(f.clients))],
+            [f.clients[k] for _, f, k in here],
+            [(f.seed, k) for _, f, k in here],
             len(first.classes),
-            federations=[s for s, f in enumerate(self.federations) for _ in f.clients],
+            federations=[s for s, _, _ in here],
             device=self.device,
             dtype=self.dtype,
+            mixed=settings.precision == MIXED,
+            sampling=Sampling.of(settings),
         )
-        self.memory_budget = free_memory(self.device) // 2
+        self.memory_budget = settings.memory_limit() or free_memory(self.device) // 2
         self.starts = [0, *np.cumsum([len(f.clients) for f in self.federations]).tolist()]
         self.optimizer = self._optimizer()
         shape = network_shape(settings, self.cohort.num_features, len(first.classes))
@@ -209,9 +236,15 @@ class Simulation:
             for f in self.federations
         ]
         self.network = networks[0].to(self.device, self.dtype)
+        self.guard = guard_of(self.method, settings)
+        self.uploads = torch.zeros(self.starts[-1], dtype=torch.int64)  # by each client so far
         self._even = True  # all clients of a federation have taken equally many steps
-        self._recorded: dict[Hashable, tuple[Replay[_Trained], Replay[list[State]]]] = {}
+        self._recorded: dict[Hashable, _Recording] = {}
         self._open([n.to(self.device, self.dtype) for n in networks])
+
+    def _members(self) -> list[list[int]]:
+        """The clients of each federation that live in this process: all of them."""
+        return [list(range(len(f.clients))) for f in self.federations]
 
     def _optimizer(self) -> OptimizerSpec:
         settings = self.settings
@@ -233,8 +266,8 @@ class Simulation:
         params = {
             name: torch.cat(
                 [
-                    own[name].expand(len(f.clients), *own[name].shape[1:])
-                    for own, f in zip(initial, self.federations, strict=True)
+                    own[name].expand(len(ks), *own[name].shape[1:])
+                    for own, ks in zip(initial, self.members, strict=True)
                 ]
             )
             for name in initial[0]
@@ -259,8 +292,8 @@ class Simulation:
         active = [self.starts[s] + k for s, (_, _, ks) in enumerate(plan) for k in ks]
         counts = [len(ks) for _, _, ks in plan]
         ends = np.cumsum([0, *counts]).tolist()
-        trained = self._replayed(active) or self._train(active, [ks for _, _, ks in plan])
-        finite = trained.finite()
+        trained = self._trained(active, [ks for _, _, ks in plan])
+        finite, loss = trained.look()
         good = [[row for row in range(a, b) if finite[row]] for a, b in pairwise(ends)]
         for s, count in enumerate(counts):
             if count and not good[s]:
@@ -269,18 +302,14 @@ class Simulation:
                     f"({count} clients, seed {self.federations[s].seed}). The last good model is "
                     "that of the round before. A smaller --lr or --clip 1.0 usually mends this."
                 )
-        states = trained.aggregated() if trained.aggregated and all(finite) else None
-        if states is None:
-            states = [
-                self._aggregate(s, [plan[s][2][row - ends[s]] for row in rows], rows, trained)
-                for s, rows in enumerate(good)
-            ]
-        for state, renewed in zip(self.states, states, strict=True):
-            self._store(state, renewed)
-        self._keep(active, trained.memory, finite)
-        self._even &= len(active) == len(self.cohort) and all(finite)
+        self.uploads[active] += bool(trained.uploads)
+        states, bytes_up = self._aggregate(plan, good, trained)
+        if not (trained.commit and all(finite) and trained.commit()):
+            for state, renewed in zip(self.states, states, strict=True):
+                self._store(state, renewed)
+            self._keep(active, trained.memory, finite)
+        self._even &= len(active) == self.starts[-1] and all(finite)
         self.round += 1
-        loss = trained.losses.tolist()
         return RoundReport(
             round=self.round,
             seconds=time.perf_counter() - began,
@@ -291,28 +320,55 @@ class Simulation:
                 [k for row, k in enumerate(ks, start) if not finite[row]]
                 for start, (_, _, ks) in zip(ends, plan, strict=False)
             ],
-            bytes_up=[payload(trained.uploads) * n for n in counts],
+            bytes_up=bytes_up,
             bytes_down=[trained.bytes_down * len(chosen) for chosen, _, _ in plan],
+            uploads=[int(self.uploads[a:b].max()) for a, b in pairwise(self.starts)],
         )
 
+    def _trained(self, active: Sequence[int], clients: Sequence[Sequence[int]]) -> Trained:
+        """The round at the clients."""
+        return self._replayed(active) or self._train(active, clients)
+
     def _aggregate(
-        self, s: int, clients: Sequence[int], rows: Sequence[int], trained: _Trained
-    ) -> State:
-        """The new state of federation `s`, from the uploads in `rows`."""
-        if not rows:
-            return self.states[s]
+        self, plan: Sequence[Plan], good: Sequence[Sequence[int]], trained: Trained
+    ) -> tuple[list[State], list[int]]:
+        """The servers' new states from the rows of uploads that are good, and the bytes sent."""
+        ends = np.cumsum([0, *[len(ks) for _, _, ks in plan]]).tolist()
+        bytes_up = [payload(trained.uploads) * len(ks) for _, _, ks in plan]
+        if trained.aggregated and sum(map(len, good)) == ends[-1]:
+            recorded = trained.aggregated()
+            if recorded is not None:
+                return recorded, bytes_up
+        states = list(self.states)
+        for s, rows in enumerate(good):
+            if rows:
+                answered = [plan[s][2][row - ends[s]] for row in rows]
+                uploads = self._uploads(answered, rows, trained)
+                if self.settings.secure_aggregation:
+                    uploads, bytes_up[s] = self._folded(uploads, plan[s][0])
+                rng = self._server_rng(s, self.round)
+                states[s] = self.method.aggregate(self.states[s], uploads, rng)
+        return states, bytes_up
+
+    def _uploads(self, clients: Sequence[int], rows: Sequence[int], trained: Trained) -> Uploads:
+        """What arrives from some clients of a federation, which are those in `rows`."""
         together = list(rows) == list(range(rows[0], rows[-1] + 1))
         cut = slice(rows[0], rows[-1] + 1) if together else list(rows)
-        tensors = {n: t[cut] for n, t in trained.uploads.items()}
-        rng = self._server_rng(s, self.round)
-        return self.method.aggregate(self.states[s], Uploads(tuple(clients), tensors), rng)
+        return Uploads(tuple(clients), {n: t[cut] for n, t in trained.uploads.items()})
+
+    def _folded(self, uploads: Uploads, asked: Sequence[int]) -> tuple[Uploads, int]:
+        """The sums of the uploads, by secure aggregation among all that were asked, and bytes."""
+        from polyphily.federation.secure_aggregation import folded
+
+        assert not isinstance(self.method.averaged, str)
+        return folded(uploads, asked, self.method.averaged)
 
     def _server_rng(self, s: int, round_index: int) -> np.random.Generator:
         return generator(self.federations[s].seed, f"server/{round_index}")
 
     # Replaying a round -----------------------------------------------------------------------
 
-    def _replayed(self, active: Sequence[int]) -> _Trained | None:
+    def _replayed(self, active: Sequence[int]) -> Trained | None:
         """The round as a CUDA graph, where it is the same work as every round of its phase."""
         low, high = self.settings.epoch_range()
         if self.device.type != "cuda":
@@ -321,27 +377,36 @@ class Simulation:
             self.obstacle = "not every client takes part in every round"
         elif low != high:
             self.obstacle = "clients draw their number of steps"
+        elif self.cohort.sampling is not None:
+            self.obstacle = "every step has a sample of its own"
         elif self.settings.engine != "stacked" or len(self._groups(active)) > 1:
             self.obstacle = "clients train one group after the other"
         else:
             phase = self.method.phase(self.round)
             if phase not in self._recorded:
                 self._recorded[phase] = self._recording()
-            clients, server = self._recorded[phase]
-            trained = clients(self.round)
-            self.obstacle = clients.obstacle or server.obstacle
+            work = self._recorded[phase]
+            trained = work.clients(self.round)
+            self.obstacle = work.clients.obstacle or work.servers.obstacle
             if trained is None:
                 return None
-            return replace(trained, aggregated=lambda: server(self.round))
+            if self.settings.secure_aggregation:
+                self.obstacle = "secure aggregation runs on the CPU, between the clients"
+                return trained
+            return replace(
+                trained,
+                aggregated=lambda: work.servers(self.round),
+                commit=lambda: work.servers.recorded and work.commit(self.round) is not None,
+            )
         return None
 
-    def _recording(self) -> tuple[Replay[_Trained], Replay[list[State]]]:
-        """The work of a round at the clients, and at the servers."""
-        everyone = [list(range(len(f.clients))) for f in self.federations]
+    def _recording(self) -> _Recording:
+        """The work of a round at the clients, at the servers, and storing what came of it."""
+        everyone = self.members
         active, steps = range(len(self.cohort)), self.settings.epoch_range()[0]
         first = self.round
 
-        def at_clients(given: Given) -> _Trained:
+        def at_clients(given: Given) -> Trained:
             downloads = self._download(everyone)
             uploads, memory, losses = train_locally(
                 self.method,
@@ -353,8 +418,9 @@ class Simulation:
                 [steps] * len(active),
                 first,
                 given,
+                self.guard,
             )
-            return _Trained.of(uploads, self._apart(memory, self.memory), losses, downloads)
+            return Trained.of(uploads, self._apart(memory, self.memory), losses, downloads)
 
         clients = Replay(at_clients, self.device)
 
@@ -369,7 +435,20 @@ class Simulation:
                 states.append(self._apart(self.method.aggregate(state, sent, rng), state))
             return states
 
-        return clients, Replay(at_servers, self.device)
+        servers = Replay(at_servers, self.device)
+
+        def commit(given: Given) -> bool:
+            assert clients.result is not None
+            assert servers.result is not None
+            for old, new in zip(
+                [self.memory, *self.states],
+                [clients.result.memory, *servers.result],
+                strict=True,
+            ):
+                self._store(old, new)
+            return True
+
+        return _Recording(clients, servers, Replay(commit, self.device))
 
     def _apart(self, new: Message, old: Message) -> Message:
         """Copies of what shares memory with an entry of another name, which is to change."""
@@ -403,9 +482,12 @@ class Simulation:
         old.clear()
         old.update(changed)
 
-    def _plan(self, s: int) -> tuple[list[int], list[int], list[int]]:
+    def _plan(self, s: int) -> Plan:
         """Who is selected, who fails to answer, and who answers, in federation `s`."""
         federation, settings = self.federations[s], self.settings
+        if settings.participation == 1 and settings.failures == 0 and not self.stopped:
+            everybody = list(range(len(federation.clients)))
+            return everybody, [], everybody
         rng = generator(federation.seed, f"participation/{self.round}")
         chosen = np.arange(len(federation.clients))
         if settings.participation < 1:
@@ -441,11 +523,11 @@ class Simulation:
             else {}
         )
 
-    def _train(self, active: Sequence[int], clients: Sequence[Sequence[int]]) -> _Trained:
+    def _train(self, active: Sequence[int], clients: Sequence[Sequence[int]]) -> Trained:
         downloads = self._download(clients)
         if not active:
             none = self.cohort.num_train.new_zeros(0)
-            return _Trained({}, {}, none, none.bool(), self._bytes_down())
+            return Trained({}, {}, none, none.bool(), self._bytes_down())
         steps = self._steps(active)
         results = []
         for group in self._groups(active):
@@ -462,12 +544,13 @@ class Simulation:
                     self.optimizer.only(list(dict.fromkeys(cohort.federations))),
                     [steps[i] for i in group],
                     self.round,
+                    guard=self.guard,
                 )
             )
         uploads, memories, losses = zip(*results, strict=True)
         if len(results) == 1:
-            return _Trained.of(uploads[0], memories[0], losses[0], downloads)
-        return _Trained.of(_stack(uploads), _stack(memories), torch.cat(losses), downloads)
+            return Trained.of(uploads[0], memories[0], losses[0], downloads)
+        return Trained.of(_stack(uploads), _stack(memories), torch.cat(losses), downloads)
 
     def _bytes_down(self) -> int:
         """What a server sends to one client now."""
@@ -490,10 +573,15 @@ class Simulation:
         return [*groups, range(start, len(active))]
 
     def _bytes_to_train(self, client: int) -> int:
-        """A rough count for one client: activations with gradients, weights with moments."""
+        """A rough count for one client: features and edges, activations with gradients, weights
+        with moments."""
         graph, settings = self.cohort.graphs[client], self.settings
-        numbers = ACTIVATIONS * settings.layers * (settings.hidden or 1) * graph.num_nodes
-        numbers += graph.edges.shape[1] * settings.layers * ACTIVATIONS // 2
+        sampling = self.cohort.sampling
+        nodes = graph.num_nodes if sampling is None else sampling.most_nodes(graph)
+        edges = graph.edges.shape[1] * nodes / max(graph.num_nodes, 1)
+        numbers = ACTIVATIONS * settings.layers * (settings.hidden or 1) * nodes
+        numbers += int(edges) * (settings.layers * ACTIVATIONS // 2)
+        numbers += 2 * graph.features.size
         numbers += 6 * sum(p.numel() for p in self.network.parameters())
         return int(numbers * self.dtype.itemsize)
 
@@ -513,8 +601,7 @@ class Simulation:
 
     def received(self) -> Local:
         """Every client with the model that the server would send it now."""
-        everyone = [list(range(len(f.clients))) for f in self.federations]
-        view = self._view(self._download(everyone))
+        view = self._view(self._download(self.members))
         view.params = self.method.receive(view)
         return view
 
@@ -538,8 +625,32 @@ class Simulation:
 
     def predict(self, view: Local) -> Tensor:
         """Class scores of every node of every client, dropout off."""
+        groups = self._groups(range(len(view.cohort)))
+        if self.settings.engine == "sequential" or len(groups) == 1:
+            groups = [range(len(view.cohort))]
         with torch.no_grad():
-            return self.method.predict(view)
+            if len(groups) == 1:
+                return self.method.predict(view)
+            return torch.cat([self.method.predict(_of_clients(view, own)) for own in groups])
+
+    # Where clients live in several processes (`distributed.py`) -------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that holds the servers and writes what a run leaves."""
+        return True
+
+    def share(self, rows: Tensor) -> Tensor:
+        """What every client has, from a row for each of this process."""
+        return rows
+
+    def collect(self, rows: Message, clients: Sequence[int] | None = None) -> Message:
+        """Rows of all clients, or of those given, from rows of this process; where it leads."""
+        return rows if clients is None else {n: t[list(clients)] for n, t in rows.items()}
+
+    def agree(self, decision: bool) -> bool:
+        """What the leading process decides."""
+        return decision
 
     # What a checkpoint holds -----------------------------------------------------------------
 
@@ -547,12 +658,13 @@ class Simulation:
         saved = {f"memory/{n}": t for n, t in self.memory.items()}
         for s, state in enumerate(self.states):
             saved |= {f"state/{s}/{n}": t for n, t in state.items()}
-        return saved
+        return saved | ({UPLOADS: self.uploads.clone()} if self.guard else {})
 
     def restore(self, tensors: Message, round_index: int, stopped: Sequence[int]) -> None:
         self.round, self.stopped = round_index, set(stopped)
         self._forget()
         self._even = False  # nobody knows
+        self.uploads = tensors.get(UPLOADS, self.uploads).cpu()
         self.memory = {n: tensors[f"memory/{n}"].to(t.device) for n, t in self.memory.items()}
         for s in range(len(self.states)):
             prefix = f"state/{s}/"
@@ -567,6 +679,22 @@ class Simulation:
         else:
             parts = [set(counts[own].tolist()) for own in self.cohort.blocks]
             self._even = all(len(part) == 1 for part in parts)
+
+
+def _of_clients(view: Local, clients: range) -> Local:
+    """A view of some of the clients, in a run of consecutive ones."""
+    cut = slice(clients.start, clients.stop)
+
+    def rows(message: Message) -> Message:
+        return {name: tensor[cut] for name, tensor in message.items()}
+
+    return replace(
+        view,
+        cohort=view.cohort.take(list(clients)),
+        params=rows(view.params),
+        received=rows(view.received),
+        memory=rows(view.memory),
+    )
 
 
 def free_memory(device: torch.device) -> int:

@@ -83,16 +83,23 @@ class Tracker:
 
     def keep_models(self, params: Message, better: npt.NDArray[np.bool_]) -> None:
         """Stores the parameters `[clients, …]` of the groups that are at their best."""
+        units, rows = self.places(better)
+        self.put_models({name: value[rows] for name, value in params.items()}, units)
+
+    def places(self, better: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+        """Which models change with the groups that are at their best, and whose they become."""
         if self.one_model:
-            units, rows = np.flatnonzero(better), self.starts[:-1][better]
-        else:
-            units = rows = np.flatnonzero(better[self.group])
-        where = torch.from_numpy(np.asarray(rows, dtype=np.int64))
+            return np.flatnonzero(better).tolist(), self.starts[:-1][better].tolist()
+        rows: list[int] = np.flatnonzero(better[self.group]).tolist()
+        return rows, rows
+
+    def put_models(self, params: Message, units: list[int]) -> None:
+        """Stores parameters, a row for each of the models `units`."""
         count = len(self.sizes) if self.one_model else len(self.group)
         for name, value in params.items():
             if name not in self.models:
                 self.models[name] = value.new_zeros(count, *value.shape[1:])
-            self.models[name][torch.from_numpy(units)] = value[where.to(value.device)]
+            self.models[name][units] = value
 
     def stalled(self, patience: int) -> list[int]:
         """Clients whose group has not improved for `patience` evaluations."""

@@ -220,6 +220,7 @@ class Deployment:
         self, method: str, settings: Mapping[str, Any], hyperparameters: Mapping[str, Any]
     ) -> str:
         """Lays out a run; its name. Everything that can be checked before a site is asked is."""
+        from polyphily.federation import sampling
         from polyphily.federation.settings import from_mapping, names
         from polyphily.flower.plan import check_for_flower
         from polyphily.methods.base import create
@@ -233,6 +234,7 @@ class Deployment:
         }
         check_for_flower(from_mapping(asked))
         made = create(method, hyperparameters)
+        sampling.check(made, from_mapping(asked))
         policy = {name: own[name] for name in POLICY if name in own}
         policy.setdefault("min_sites", len(self.sites))
         make_policy(policy, len(self.sites))

@@ -24,7 +24,8 @@ from polyphily.errors import TrainingError, UserError
 from polyphily.federation.folder import RunFolder
 from polyphily.federation.local import Message, model_part
 from polyphily.federation.metrics import METRICS, SPLITS
-from polyphily.federation.run import VIEW_OF, peak_memory_mb, versions
+from polyphily.federation.privacy import account, spent
+from polyphily.federation.run import VIEW_OF, peak_memory_mb, shortcuts, versions
 from polyphily.federation.simulation import payload
 from polyphily.federation.tracker import VIEWS, FloatArray, Tracker
 from polyphily.flower.plan import Plan, Schema, initial_parameters
@@ -170,7 +171,7 @@ class _Accepted:
     """A site's good answer to a round."""
 
     upload: Message
-    loss: float
+    loss: float | None  # kept at the site under differential privacy
     seconds: float
     received: FloatArray | None
     trained: FloatArray
@@ -320,12 +321,13 @@ class Coordinator:
             "round": number,
             "seconds": time.perf_counter() - began,
             "seconds_evaluation": 0.0,
-            "loss": statistics.fmean(good[site].loss for site in members),
+            "loss": _mean(good[site].loss for site in members),
             "bytes_up": sum(payload(good[site].upload) for site in members),
             "bytes_down": payload(download) * len(sites),
             "selected": len(sites),
             "failed": [k for k, site in enumerate(sites) if site in late],
             "refused": [k for k, site in enumerate(sites) if site in refused],
+            **spent(self.plan.settings, self._example.guard, number),
             "trained": self.tracker.current(0)["trained"],
         }
         self._checkpoint()
@@ -416,13 +418,15 @@ class Coordinator:
         parcel = self._checked(answer, ROUND, contract.limit)
         contract.check(parcel.tensors)
         loss, seconds = (parcel.facts.get(name) for name in ("loss", "seconds"))
-        if not isinstance(loss, int | float) or not math.isfinite(loss):
+        if self._example.guard is not None:
+            loss = None
+        elif not isinstance(loss, int | float) or not math.isfinite(loss):
             raise WireError("its loss is not finite")
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
             raise WireError("its time is not a number")
         trained = _scores_of(parcel.facts, "trained")
         received = _scores_of(parcel.facts, "received") if self.round else None
-        return _Accepted(parcel.tensors, float(loss), float(seconds), received, trained)
+        return _Accepted(parcel.tensors, loss, float(seconds), received, trained)
 
     def _contract(self, download: Message) -> Contract:
         """What an upload of this round must look like, from the same round on a made-up graph."""
@@ -526,6 +530,7 @@ class Coordinator:
             "settings": {k: v for k, v in dataclasses.asdict(settings).items() if v is not None},
             "device": settings.device,
             "engine": "flower",
+            **shortcuts(settings),
             "evaluated": self.method.evaluated,
             "selection": {"by": self.selection, "metric": settings.metric},
             **views[self.view],
@@ -538,9 +543,15 @@ class Coordinator:
             "bytes_down_per_round": median("bytes_down"),
             "refused_updates": sum(len(record["refused"]) for record in self.records),
             "troubles": self.troubles,
+            **account(settings, self._example.guard, self.round),
             "notes": [],
             "versions": versions(),
         }
+
+
+def _mean(losses: Iterable[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _scores_of(facts: Mapping[str, Any], view: str) -> FloatArray:

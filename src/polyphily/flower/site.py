@@ -7,6 +7,7 @@ there. So an answer that came late, was refused or was asked for twice leaves no
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -25,9 +26,12 @@ from polyphily.errors import UserError
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.folder import read_tensors, save_tensors
 from polyphily.federation.local import Local, Message, as_model, model_part
-from polyphily.federation.metrics import Evaluator
+from polyphily.federation.metrics import METRICS, SPLITS, Evaluator
 from polyphily.federation.optimizers import initial_state
-from polyphily.federation.run import VIEW_OF, check_device
+from polyphily.federation.privacy import Budget, SystemDraws, guard_of
+from polyphily.federation.run import VIEW_OF, check_device, products_in
+from polyphily.federation.sampling import Sampling
+from polyphily.federation.settings import MIXED
 from polyphily.federation.simulation import train_locally
 from polyphily.flower.plan import Plan, Schema, initial_parameters
 from polyphily.flower.wire import CLOSE, FINISH, HELLO, KINDS, PREPARE, ROUND, Parcel, WireError
@@ -139,8 +143,17 @@ class Trainer:
         self.view = VIEW_OF[self.method.evaluated]
         self.network = plan.network(self.method).to(place)
         self.optimizer = plan.optimizer()
+        self.guard = guard_of(self.method, plan.settings, SystemDraws())
         keys = [(plan.seed, self.client)]
-        self.cohort = Cohort([self.graph], keys, classes, device=place, dtype=plan.dtype)
+        self.cohort = Cohort(
+            [self.graph],
+            keys,
+            classes,
+            device=place,
+            dtype=plan.dtype,
+            mixed=plan.settings.precision == MIXED,
+            sampling=Sampling.of(plan.settings),
+        )
         self.evaluator = Evaluator(self.cohort.graphs, classes, place)
 
     def initial_memory(self) -> Message:
@@ -162,16 +175,18 @@ class Trainer:
         self, received: Message, memory: Message, round_index: int
     ) -> tuple[Message, Message, float]:
         """One round: what to upload, the memory after it, the mean loss."""
-        upload, kept, losses = train_locally(
-            self.method,
-            self.network,
-            self.cohort,
-            received,
-            memory,
-            self.optimizer,
-            [self.steps(round_index)],
-            round_index,
-        )
+        with products_in(self.plan.settings.precision):
+            upload, kept, losses = train_locally(
+                self.method,
+                self.network,
+                self.cohort,
+                received,
+                memory,
+                self.optimizer,
+                [self.steps(round_index)],
+                round_index,
+                guard=self.guard,
+            )
         return upload, kept, float(losses[0])
 
     def received(self, download: Message, memory: Message, rounds: int) -> Local:
@@ -207,7 +222,12 @@ class Trainer:
             return self.method.predict(view)
 
     def scores(self, view: Local) -> list[list[float | None]]:
-        """Of validation and test nodes: the metrics, None where there is nothing to score."""
+        """Of validation and test nodes: the metrics, None where there is nothing to score.
+
+        Under differential privacy there is nothing to tell: noise on the model would be no use.
+        """
+        if self.guard is not None:
+            return [[None] * len(METRICS) for _ in SPLITS]
         found = self.evaluator.scores(self.predict(view))[0].tolist()
         return [[None if math.isnan(v) else v for v in split] for split in found]
 
@@ -262,11 +282,19 @@ class Site:
         graph: as its files hold it.
         folder: where private memory and models are kept.
         device: where to compute.
+        dp: the differential privacy that this site insists on, if it does.
     """
 
-    def __init__(self, name: str, graph: SiteGraph, folder: Path, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        name: str,
+        graph: SiteGraph,
+        folder: Path,
+        device: str = "cpu",
+        dp: Budget | None = None,
+    ) -> None:
         check_device(device)
-        self.name, self.graph, self.folder, self.device = name, graph, folder, device
+        self.name, self.graph, self.folder, self.device, self.dp = name, graph, folder, device, dp
         self._trainer: Trainer | None = None
 
     def answer(self, asked: Parcel) -> Parcel:
@@ -308,6 +336,11 @@ class Site:
             return self._trainer
         if self.name not in plan.sites:
             raise UserError(f"site '{self.name}' is not part of run {plan.run}")
+        if self.dp is not None and not self.dp.covers(Budget.parse(plan.settings.dp)):
+            raise UserError(
+                f"site '{self.name}' takes part with epsilon at most {self.dp.epsilon:g} and delta "
+                f"at most {self.dp.delta:g}: run {plan.run} has dp {plan.settings.dp}"
+            )
         federation = load(
             Collection(
                 self.name, (self.graph.agreed(plan.schema),), plan.schema.classes, natural=True
@@ -323,6 +356,8 @@ class Site:
     def _act(self, kind: str, asked: Parcel, trainer: Trainer) -> Parcel:
         state = SiteState(self.folder, trainer.plan.run)
         if kind == PREPARE:
+            if trainer.guard is not None:
+                return Parcel({"counts": [1.0] * len(SPLITS)})
             counts = trainer.evaluator.counts[0].tolist()
             return Parcel({"counts": counts, "train": int(trainer.cohort.num_train[0])})
         base, best = _number(asked.facts, "base"), _number(asked.facts, "best")
@@ -344,10 +379,20 @@ class Site:
             self._saved(trainer, done, view).save(state.candidate(done))
         if kind != ROUND:
             return Parcel(facts)
+        question = _digest(rounds, base, asked.tensors)
+        if trainer.guard is not None:
+            facts |= {"trained": trainer.scores(view), "loss": None}
+            if (same := state.sent_before(rounds, question)) is not None:
+                return Parcel(facts, same)
+            state.check_budget(trainer.plan.settings.rounds)
         upload, kept, loss = trainer.train(download, memory, rounds - 1)
         trained = trainer.trained(kept, rounds)
-        facts |= {"trained": trainer.scores(trained), "loss": loss if math.isfinite(loss) else None}
+        if trainer.guard is None:
+            known = loss if math.isfinite(loss) else None
+            facts |= {"trained": trainer.scores(trained), "loss": known}
         state.save(rounds, kept)
+        if trainer.guard is not None:
+            state.note_sent(rounds, question, upload)
         if trainer.view == "trained":
             self._saved(trainer, rounds, trained).save(state.candidate(rounds))
         state.prune(rounds, base)
@@ -373,12 +418,48 @@ def _number(facts: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def _digest(rounds: int, base: int, download: Message) -> str:
+    """Tells one question of the server from another."""
+    found = hashlib.sha256(f"{rounds} {base}".encode())
+    for name, tensor in sorted(download.items()):
+        found.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
 class SiteState:
-    """A run's files at a site: the memory after each of the last rounds, and the models."""
+    """A run's files at a site: the memory after each of the last rounds, and the models.
+
+    Under differential privacy also the last uploads, and a line for each that was ever made:
+    every upload costs privacy, whether or not the server got it. One that is asked for again with
+    the same question is sent again as it was.
+    """
 
     def __init__(self, folder: Path, run: str) -> None:
         self.memories = folder / "memory" / run
         self.models = folder / "models" / run
+        self.uploads = self.memories / "uploads.txt"
+
+    def _sent(self, rounds: int) -> Path:
+        return self.memories / f"sent-{rounds:06d}.safetensors"
+
+    def sent_before(self, rounds: int, question: str) -> Message | None:
+        """The upload that answered the same question already."""
+        try:
+            upload, facts = read_tensors(self._sent(rounds))
+        except (OSError, SafetensorError):
+            return None
+        return upload if facts.get("question") == question else None
+
+    def check_budget(self, rounds: int) -> None:
+        """Refuses an upload more than the noise was made for."""
+        made = len(self.uploads.read_text().splitlines()) if self.uploads.exists() else 0
+        if made >= rounds:
+            raise UserError(f"the privacy budget of this run is spent: {made} uploads were made")
+
+    def note_sent(self, rounds: int, question: str, upload: Message) -> None:
+        with self.uploads.open("a", encoding="ascii") as file:
+            file.write(f"{rounds} {question}\n")
+        save_tensors(self._sent(rounds), upload, {"question": question})
 
     def _file(self, rounds: int) -> Path:
         return self.memories / f"round-{rounds:06d}.safetensors"
@@ -408,7 +489,7 @@ class SiteState:
 
     def prune(self, rounds: int, base: int) -> None:
         """Drops files of rounds that nobody will ask for again."""
-        for file in [*self.memories.glob("round-*"), *self.memories.glob("model-*")]:
+        for file in self.memories.glob("*-*.safetensors"):
             number = int(file.stem.rpartition("-")[2])
             if number < rounds - KEPT and number != base:
                 file.unlink(missing_ok=True)

@@ -31,7 +31,10 @@ State = Message
 
 @dataclass(frozen=True)
 class Uploads:
-    """What arrived at the server in a round: stacked tensors, row `i` from `clients[i]`."""
+    """What arrived at the server in a round: stacked tensors, row `i` from `clients[i]`.
+
+    After secure aggregation there is one row, made of sums, and no clients.
+    """
 
     clients: tuple[int, ...]
     tensors: Message
@@ -76,8 +79,20 @@ class Method(LossAndGradient):
     selection: ClassVar[Literal["federation", "client"]] = "federation"
     backbone: ClassVar[str | None] = None  # what the method is made for, if the user names none
 
+    # What `federation/privacy.py` must know of uploads. Tallies count a client's nodes, to weigh it
+    # by: under --dp everybody sends ones. Public ones say nothing about a client's data. Tensors
+    # whose names begin like a key of `averaged` may be replaced by their mean, weighted by the
+    # tally that it names, and all others by their sum: `aggregate` is the same. Else it says why.
+    tallies: ClassVar[tuple[str, ...]] = ()
+    public: ClassVar[tuple[str, ...]] = ()
+    averaged: ClassVar[Mapping[str, str] | str] = "nobody has said that its server needs sums only"
+
     def phase(self, round_index: int) -> Hashable:
         """What of a round's number the clients look at: rounds of one phase do the same work."""
+        return None
+
+    def whole_graph(self) -> str | None:
+        """Why a step needs every node of a client at once, where it does: `--sample` tells."""
         return None
 
     # At the clients --------------------------------------------------------------------------
@@ -97,10 +112,6 @@ class Method(LossAndGradient):
     def receive(self, local: Local) -> Message:
         """The parameters a round starts from: what came, and its own for what did not."""
         return {**model_part(local.memory), **model_part(local.received)}
-
-    def begin(self, local: Local) -> Message:
-        """What stays the same during the round, computed once."""
-        return {}
 
     def loss(self, local: Local) -> Tensor:
         return local.cross_entropy(local.forward().logits)

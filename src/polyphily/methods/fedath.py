@@ -288,6 +288,9 @@ class FedATH(FedAvg):
         "the authors' code stops them at 1 - ω",
     )
 
+    def whole_graph(self) -> str:
+        return "its losses compare the two GNNs at all nodes"
+
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
         causal = backbones.build(backbone, shape, seed)
         biased = backbones.build(backbone, shape, derive(seed, "biased GNN"))

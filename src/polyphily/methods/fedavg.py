@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from polyphily.federation.local import Local, Message, as_model, model_part
+from polyphily.federation.local import MODEL, Local, Message, as_model, model_part
 from polyphily.methods.base import Method, State, Uploads, parameter, register, to_each
 from polyphily.nn.backbones import Backbone
 
@@ -18,6 +19,9 @@ WEIGHT = "weight"
 @dataclass(frozen=True)
 class FedAvg(Method):
     """w = sum_i (n_i / n) w_i after local training; everybody receives w."""
+
+    tallies: ClassVar[tuple[str, ...]] = (WEIGHT,)
+    averaged: ClassVar[Mapping[str, str] | str] = {MODEL: WEIGHT}
 
     weighting: str = parameter(
         "nodes",

@@ -104,11 +104,12 @@ class FedGSP(Method):
 
     evaluated = "personal"
     selection = "client"
+    averaged = "the server mixes the clients' models anew for each of them"
 
     order: int = parameter(10, "highest order of the bases", symbol="K")
     tau: float = parameter(0.95, "share of the homophily bases in the mixture", symbol="τ")
     vectors: int = parameter(3, "singular vectors that are sent of each basis", symbol="t")
-    gamma: float = parameter(1.0, "weight of w_ij^2: the larger, the more even is W", symbol="γ")
+    gamma: float = parameter(4.0, "weight of w_ij^2: the larger, the more even is W", symbol="γ")
     sharing: float = parameter(
         1.0, "weight of the homophily distances; 1 in the paper, 0 turns sharing off"
     )
@@ -157,6 +158,9 @@ class FedGSP(Method):
 
     def phase(self, round_index: int) -> str:
         return EXCHANGE if round_index < self.exchange else QUIET
+
+    def whole_graph(self) -> str:
+        return "its bases are computed once, from all edges"
 
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
         with torch.random.fork_rng(devices=[]):

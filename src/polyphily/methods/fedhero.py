@@ -217,6 +217,9 @@ class FedHERO(FedAvg):
 
     # At the clients --------------------------------------------------------------------------
 
+    def whole_graph(self) -> str:
+        return "latent neighbours are searched among all nodes"
+
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
         if backbone not in BACKBONES:
             raise unknown("backbone", backbone, BACKBONES)

@@ -23,6 +23,9 @@ class FedNova(FedAvg):
     of steps this is FedAvg; it differs where they do not (`--epochs 1-5`).
     """
 
+    public = (EFFORT,)
+    averaged = "the server divides every update by that client's own effort"
+
     def upload(self, local: Local) -> Message:
         rho = local.optimizer.momentum if local.optimizer.kind == "sgd" else 0.0
         effort = tuple((t - rho * (1 - rho**t) / (1 - rho)) / (1 - rho) for t in local.steps)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +26,8 @@ class FedProto(Method):
 
     evaluated = "personal"
     selection = "client"
+    tallies = (COUNTS,)
+    averaged: ClassVar[Mapping[str, str] | str] = {PROTOTYPES: COUNTS}
 
     pull: float = parameter(1.0, "weight of the prototype term", symbol="λ")
 

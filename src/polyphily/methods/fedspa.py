@@ -57,6 +57,7 @@ class FedSPA(FedAvg):
     """
 
     backbone = "acm-gcn"
+    averaged = "the server weighs each client by how far its homophily is from the others'"
 
     sfpd: bool = parameter(True, "separate channels for homophilic and heterophilic neighbours")
     prior: bool = parameter(
@@ -104,6 +105,11 @@ class FedSPA(FedAvg):
             raise UserError(f"fedspa: 'hidden_share' is from 0 to 1, not {self.hidden_share}")
 
     # At the clients --------------------------------------------------------------------------
+
+    def whole_graph(self) -> str | None:
+        if not self.sfpd:
+            return None
+        return "the channels' Fisher information is that of all train nodes (without: sfpd=off)"
 
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
         if not self.sfpd or backbone not in BACKBONES:  # an unknown name is refused there

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyphily.methods.base import Method, register
 
@@ -14,3 +16,4 @@ class LocalOnly(Method):
 
     evaluated = "personal"
     selection = "client"
+    averaged: ClassVar[Mapping[str, str] | str] = {}

@@ -41,6 +41,9 @@ class S2FGL(FedAvg):
     proximal terms; by default they begin after a warm-up. The paper has none.
     """
 
+    tallies = (*FedAvg.tallies, COUNTS)
+    averaged = "each prototype of the repository comes from some of the clients, not from all"
+
     nlir: bool = parameter(True, "whether the repository of prototypes is used")
     fgma: bool = parameter(True, "whether frequencies are aligned")
     lambda1: float = parameter(
@@ -140,6 +143,11 @@ class S2FGL(FedAvg):
         if round_index < max(self.warm_up, 1):
             return 0.0
         return min(1.0, (round_index - self.warm_up + 1) / max(self.ramp, 1))
+
+    def whole_graph(self) -> str | None:
+        if not (self.nlir or self.fgma):
+            return None
+        return "embeddings of all nodes are aligned with the global model's"
 
     def begin(self, local: Local) -> Message:
         if local.phase == PLAIN or not (self.nlir or self.fgma):

@@ -28,6 +28,11 @@ class Scaffold(FedAvg):
 
     option: str = parameter("I", "how a client renews c_i", choices=("I", "II"))
 
+    def whole_graph(self) -> str | None:
+        if self.option == "II":
+            return None
+        return "option I takes the gradient over all train nodes (--set option=II does not)"
+
     def remember(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
         return {CONTROL + name: torch.zeros_like(value) for name, value in params.items()}
 

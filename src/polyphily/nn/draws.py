@@ -15,6 +15,7 @@ from polyphily.nn import kernels
 
 _DOMAIN = 0x706F6C79  # keeps these streams apart from every other use of the same seeds
 _LEVELS = 1 << 16
+_KEPT = 64  # layouts of rows whose places are kept: batches of a sample have ever new ones
 
 
 class Streams:
@@ -56,6 +57,8 @@ class Streams:
             sizes = np.diff(key)
             owner = np.repeat(np.arange(len(sizes)), sizes)
             place = np.arange(key[-1]) - np.repeat(key[:-1], sizes)
+            if len(self._places) == _KEPT:
+                del self._places[next(iter(self._places))]
             self._places[key] = (
                 torch.from_numpy(owner).to(self.device),
                 torch.from_numpy(place.astype(np.int32)).to(self.device),

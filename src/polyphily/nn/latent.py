@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyphily.nn.segments import Segments
-from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.sparse import SparseMatrix, full
 
 ROWS = 1024  # of a client's similarity matrix that exist at a time, at most
 NUMBERS, NUMBERS_GPU = 1 << 19, 1 << 24  # that are worked on at a time: what fits a cache, a GPU
@@ -85,12 +85,12 @@ class Neighbours:
         With metrics m_h, h of each client: sum_d m_hd left_ud right_vd, `[N, k, h]`.
         """
         weight, segments = (None, None) if metrics is None else metrics
-        found: Tensor = _Products.apply(left, right, weight, segments, self)  # type: ignore[no-untyped-call]
+        found: Tensor = _Products.apply(full(left), full(right), weight, segments, self)  # type: ignore[no-untyped-call]
         return found if metrics is not None else found.squeeze(2)
 
     def weighted_sum(self, weight: Tensor, x: Tensor) -> Tensor:
         """sum_v weight_uv x_v over the neighbours v of u: `[N, k]`, `[N, d] -> [N, d]`."""
-        total: Tensor = _WeightedSum.apply(weight, x, self)  # type: ignore[no-untyped-call]
+        total: Tensor = _WeightedSum.apply(full(weight), full(x), self)  # type: ignore[no-untyped-call]
         return total
 
     def _sum(self, weight: Tensor, x: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class _Propagation:
 
     def __matmul__(self, x: Tensor) -> Tensor:
         near = self.neighbours.weighted_sum(self.near, x)
-        return near if self.own is None else torch.addcmul(near, self.own, x)
+        return near if self.own is None else torch.addcmul(near, self.own, full(x))
 
 
 @dataclass(frozen=True)

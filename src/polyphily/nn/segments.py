@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyphily.nn import kernels
-from polyphily.nn.sparse import SparseMatrix, flat
+from polyphily.nn.sparse import SparseMatrix, flat, full
 
 PADDING = (
     1.25  # clients share a padded product while the largest is at most this times the smallest
@@ -103,7 +103,7 @@ class Segments:
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums of the rows of each client, `[rows, …] -> [clients, …]`."""
-        wide = flat(x)
+        wide = flat(full(x))
         summed: Tensor = (
             _Sum.apply(wide, self)  # type: ignore[no-untyped-call]
             if kernels.available(wide)
@@ -113,12 +113,13 @@ class Segments:
 
     def mean(self, x: Tensor) -> Tensor:
         """Means of the rows of each client; zero for a client without rows."""
-        sizes = self.counts.to(x.dtype).clamp(min=1)
-        return self.sum(x) / sizes.view(-1, *[1] * (x.dim() - 1))
+        total = self.sum(x)
+        sizes = self.counts.to(total.dtype).clamp(min=1)
+        return total / sizes.view(-1, *[1] * (x.dim() - 1))
 
     def expand(self, per_client: Tensor) -> Tensor:
         """Each client's value at each of its rows, `[clients, …] -> [rows, …]`."""
-        wide = flat(per_client)
+        wide = flat(full(per_client))
         expanded: Tensor = (
             _Expansion.apply(wide, self)  # type: ignore[no-untyped-call]
             if kernels.available(wide)
@@ -127,7 +128,14 @@ class Segments:
         return expanded.view(self.rows, *per_client.shape[1:])
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Each client's rows times that client's matrix: `[rows, i]`, `[clients, i, o]`."""
+        """Each client's rows times that client's matrix: `[rows, i]`, `[clients, i, o]`.
+
+        Under autocast in the shorter numbers that it asks for, as torch's own products are.
+        """
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            short = torch.get_autocast_dtype(device)
+            x, weight = x.to(short), weight.to(short)
         product: Tensor = _GroupedProduct.apply(x, weight, self)  # type: ignore[no-untyped-call]
         return product
 

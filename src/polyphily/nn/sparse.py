@@ -24,6 +24,11 @@ def flat(x: Tensor) -> Tensor:
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
+def full(x: Tensor) -> Tensor:
+    """`x` in float32 where autocast has made it shorter: sums of many numbers need more digits."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 @dataclass(frozen=True)
 class SparseMatrix:
     """A matrix in CSR form together with the CSR form of its transpose.
@@ -105,7 +110,7 @@ class SparseMatrix:
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         """The product with a dense matrix; gradients reach `dense`, and `value` where it asks."""
-        product: Tensor = _Product.apply(self, self.value, dense)  # type: ignore[no-untyped-call]
+        product: Tensor = _Product.apply(self, self.value, full(dense))  # type: ignore[no-untyped-call]
         return product
 
     def at_rows(self, x: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ class SparseMatrix:
 
     def sum_by_row(self, entries: Tensor) -> Tensor:
         """Sums values at the entries by row, `[nnz, …] -> [rows, …]`."""
-        total: Tensor = _RowSum.apply(self, flat(entries))  # type: ignore[no-untyped-call]
+        total: Tensor = _RowSum.apply(self, flat(full(entries)))  # type: ignore[no-untyped-call]
         return total.view(self.shape[0], *entries.shape[1:])
 
     def softmax(self, score: Tensor) -> Tensor:
@@ -149,10 +154,11 @@ def _multiply_by_cusparse(
         warnings.simplefilter("ignore")  # "Sparse CSR tensor support is in beta state"
         shape = (rows, dense.shape[0])
         matrix = torch.sparse_csr_tensor(crow, col, value, shape, check_invariants=False)
-    return matrix @ dense
+    with torch.autocast(dense.device.type, enabled=False):
+        return matrix @ dense
 
 
-def _multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor) -> Tensor:
+def multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor) -> Tensor:
     """CSR times dense. `embedding_bag` is this product, and mostly its fastest kernel in torch."""
     if len(col) == 0:
         return dense.new_zeros(rows, dense.shape[1])
@@ -184,7 +190,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, matrix: SparseMatrix, value: Tensor | None, dense: Tensor) -> Tensor:
         ctx.matrix = matrix
         ctx.save_for_backward(dense if ctx.needs_input_grad[1] else None)
-        return _multiply(matrix.crow, matrix.col, value, matrix.shape[0], dense)
+        return multiply(matrix.crow, matrix.col, value, matrix.shape[0], dense)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
@@ -194,7 +200,7 @@ class _Product(torch.autograd.Function):
             (dense,) = ctx.saved_tensors
             grad_value = _at_entries(matrix, grad, dense)
         if ctx.needs_input_grad[2]:
-            grad_dense = _multiply(
+            grad_dense = multiply(
                 matrix.crow_t, matrix.col_t, matrix.value_t, matrix.shape[1], grad
             )
         return None, grad_value, grad_dense
@@ -204,7 +210,7 @@ class _RowSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: SparseMatrix, entries: Tensor) -> Tensor:
         ctx.matrix = matrix
-        return _multiply(matrix.crow, matrix._entries, None, matrix.shape[0], entries)
+        return multiply(matrix.crow, matrix._entries, None, matrix.shape[0], entries)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
@@ -220,10 +226,10 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         rows = len(ctx.pointers) - 1
-        return _multiply(ctx.pointers, ctx.entries, None, rows, grad), None, None, None
+        return multiply(ctx.pointers, ctx.entries, None, rows, grad), None, None, None
 
 
 def _gather(x: Tensor, index: Tensor, entries: Tensor, pointers: Tensor) -> Tensor:
     """`x[index]`, whose gradient is summed in a fixed order: the entries of each row of `x`."""
-    gathered: Tensor = _Gather.apply(flat(x), index, entries, pointers)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _Gather.apply(flat(full(x)), index, entries, pointers)  # type: ignore[no-untyped-call]
     return gathered.view(len(index), *x.shape[1:])

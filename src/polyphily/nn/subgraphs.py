@@ -72,11 +72,11 @@ class Subgraph:
     @cached_property
     def edges_with_loops(self) -> SparseMatrix:
         """The pattern, its softmax weighted (graph attention)."""
-        attention = _WeightedAttention(self.cohort.edges_with_loops, self._weight_with_loops)
+        attention = WeightedAttention(self.cohort.edges_with_loops, self._weight_with_loops)
         return cast(SparseMatrix, attention)
 
 
-class _WeightedAttention:
+class WeightedAttention:
     """A pattern whose softmax over a row is ω e^s / sum ω e^s."""
 
     def __init__(self, pattern: SparseMatrix, weight: Tensor) -> None:
