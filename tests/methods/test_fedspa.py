@@ -40,6 +40,7 @@ from polyphily.nn.decoupled import (
     PlainDecoupledConv,
     channel_of,
     edge_kinds,
+    mark,
 )
 
 NO_RNG = np.random.default_rng(0)
@@ -550,3 +551,18 @@ def test_nodes_without_edges_and_clients_without_known_edges_work(form: str) -> 
     assert torch.isfinite(output.logits).all()
     everything_unknown = edge_kinds(cohort, torch.full_like(cohort.labels, -1))
     assert everything_unknown.hom.nnz == everything_unknown.het.nnz == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kinds_of_a_single_step_on_a_gpu_are_the_same_edges(dtype: torch.dtype) -> None:
+    """Zeros and ones at all edges give the products of the edges that are chosen."""
+    cohort = random_cohort((40, 12), density=0.8)
+    labels = cohort.labels[cohort.edges.row], cohort.labels[cohort.edges.col_long]
+    chosen = (labels[0] >= 0) & (labels[0] == labels[1])
+    marked = mark(cohort.edges, chosen, dtype)
+    x = torch.randn(52, 3, dtype=dtype, generator=torch.manual_seed(0)).requires_grad_()
+    hom = edge_kinds(cohort, cohort.labels).hom
+    torch.testing.assert_close(marked @ x, hom @ x)
+    upstream = torch.randn(52, 3, dtype=dtype, generator=torch.manual_seed(1))
+    grads = [torch.autograd.grad((m @ x * upstream).sum(), x)[0] for m in (marked, hom)]
+    torch.testing.assert_close(*grads)

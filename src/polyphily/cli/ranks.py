@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec
 
 from polyphily.errors import UserError
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 SPREAD = ("run", "compare", "demo")
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def check(command: str | None) -> None:
@@ -49,11 +48,10 @@ def team() -> Team | None:
     return current()
 
 
-def same(value: T) -> T:
-    """What the first rank has chosen."""
+def same(folder: Path) -> Path:
+    """The folder that the first rank has chosen."""
     ranks = team()
-    chosen: T = value if ranks is None else ranks.same(value)
-    return chosen
+    return folder if ranks is None else Path(ranks.same(str(folder)))
 
 
 def once(work: Callable[[], object]) -> None:

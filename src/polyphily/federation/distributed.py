@@ -9,6 +9,7 @@ which aggregates and sends the servers' new states to all. `docs/distributed.md`
 from __future__ import annotations
 
 import heapq
+import json
 import os
 import select
 import signal
@@ -42,8 +43,8 @@ BEAT = 0.5  # seconds between signs of life
 SILENCE = 4.0  # seconds without one after which a rank counts as gone
 GRACE = 2.0  # seconds that a rank that is told to stop has to find out why by itself
 
-Layout: TypeAlias = list[tuple[str, torch.dtype, tuple[int, ...]]]
-"""Names, types and shapes of a message's rows."""
+Layout: TypeAlias = list[tuple[str, str, list[int]]]
+"""Names, types and shapes of a message's rows, as JSON can say them."""
 
 
 class LostRankError(PolyphilyError):
@@ -71,7 +72,10 @@ def spread(costs: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def layout(rows: Message) -> Layout:
-    return [(name, value.dtype, tuple(value.shape[1:])) for name, value in rows.items()]
+    return [
+        (name, str(value.dtype).removeprefix("torch."), list(value.shape[1:]))
+        for name, value in rows.items()
+    ]
 
 
 def pack(rows: Message, count: int, device: torch.device) -> Tensor:
@@ -86,7 +90,8 @@ def pack(rows: Message, count: int, device: torch.device) -> Tensor:
 def unpack(packed: Tensor, form: Layout) -> Message:
     """The message that `pack` made bytes of."""
     found, start = {}, 0
-    for name, dtype, shape in form:
+    for name, kind, shape in form:
+        dtype = _dtype(kind)
         stop = start + prod(shape) * dtype.itemsize
         own = packed[:, start:stop].flatten().clone()  # bytes begin at any place, numbers do not
         found[name] = own.view(dtype).view(len(packed), *shape)
@@ -95,7 +100,12 @@ def unpack(packed: Tensor, form: Layout) -> Message:
 
 
 def width(form: Layout) -> int:
-    return sum(prod(shape) * dtype.itemsize for _, dtype, shape in form)
+    return sum(prod(shape) * _dtype(kind).itemsize for _, kind, shape in form)
+
+
+def _dtype(kind: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, kind)
+    return dtype
 
 
 # The processes -----------------------------------------------------------------------------------
@@ -189,7 +199,7 @@ class Team:
         mine = f"cuda:{self.local_rank % gpus}"
         if self._connected != mine:
             torch.cuda.set_device(mine)
-            if all(self._everyones(self.local_size <= gpus)):
+            if self._all(self.local_size <= gpus):
                 os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost rank raises
                 group = dist.new_group(backend="nccl", timeout=timedelta(seconds=self.timeout))
                 self._bulk = group, torch.device(mine)
@@ -273,17 +283,23 @@ class Team:
         return {name: value[0].to(device) for name, value in unpack(packed, form).items()}
 
     def same(self, value: Any, source: int = 0) -> Any:
-        """What one rank has, at all."""
-        held = [value]
+        """What one rank has, at all: anything that JSON can say. (torch's own way is to pickle, and
+        who can reach a rank's port could then run code there.)"""
+        text = json.dumps(value).encode() if self.rank == source else b""
+        size = torch.tensor([len(text)])
         with self._together():
-            dist.broadcast_object_list(held, src=source)
-        return held[0]
+            dist.broadcast(size, src=source)
+            held = torch.zeros(int(size), dtype=torch.uint8)
+            held[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+            dist.broadcast(held, src=source)
+        return json.loads(bytes(held.tolist()))
 
-    def _everyones(self, value: Any) -> list[Any]:
-        held = [None] * self.size
+    def _all(self, value: bool) -> bool:
+        """Whether every rank says yes."""
+        held = torch.tensor([int(value)])
         with self._together():
-            dist.all_gather_object(held, value)
-        return held
+            dist.all_reduce(held, op=dist.ReduceOp.MIN)
+        return bool(held.item())
 
     def once(self, work: Callable[[], object]) -> None:
         """Does something at rank 0; a user's mistake that comes up there is raised by all."""

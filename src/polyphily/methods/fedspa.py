@@ -158,7 +158,7 @@ class FedSPA(FedAvg):
         order = (lots + segments.owner).argsort()  # client by client, as the nodes are
         shares = (max(1, round(self.hidden_share * size)) for size in segments.sizes)
         quota = cohort.constant(tuple(shares)).long()[segments.owner]
-        starts = cohort.constant(segments.pointers[:-1]).long()[segments.owner]
+        starts = segments.starts[:-1].long()[segments.owner]
         rank = torch.arange(len(order), device=order.device) - starts
         return torch.empty_like(quota, dtype=torch.bool).index_put((order,), rank < quota)
 

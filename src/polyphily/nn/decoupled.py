@@ -58,17 +58,20 @@ def edge_kinds(cohort: Cohort, labels: Tensor, *, moving: bool = False) -> EdgeK
     of_row, of_col = labels[edges.row], labels[edges.col_long]
     known = (of_row >= 0) & (of_col >= 0)
     same = of_row == of_col
-    select = _mark if moving and labels.is_cuda else _select
+    if moving and labels.is_cuda:
+        return EdgeKinds(
+            *(mark(edges, kind, cohort.dtype) for kind in (known & same, known & ~same, ~known))
+        )
     return EdgeKinds(
-        hom=select(edges, known & same),
-        het=select(edges, known & ~same),
-        unknown=select(edges, ~known),
+        hom=_select(edges, known & same),
+        het=_select(edges, known & ~same),
+        unknown=_select(edges, ~known),
     )
 
 
-def _mark(edges: SparseMatrix, chosen: Tensor) -> SparseMatrix:
-    """Ones at some entries of a symmetric pattern, zeros elsewhere."""
-    value = chosen.to(torch.get_default_dtype())
+def mark(edges: SparseMatrix, chosen: Tensor, dtype: torch.dtype) -> SparseMatrix:
+    """Ones at some entries of a symmetric pattern, an edge with its reverse, zeros elsewhere."""
+    value = chosen.to(dtype)
     return replace(edges, value=value, value_t=value)
 
 

@@ -334,7 +334,8 @@ class FeatureDistances:
         """All products within each client, and where to add v to find (u, v); None if too many."""
         sizes, x = self.segments.sizes, self.x
         limit = TABLE_GPU if self.squares.is_cuda else TABLE
-        if isinstance(x, Tensor) or sum(size**2 for size in sizes) > limit:
+        pairs = [size**2 for size in sizes]
+        if isinstance(x, Tensor) or sum(pairs) > limit or max(pairs) > NUMBERS_GPU:
             return None
         assert x.value is not None
         if x.value.is_cuda:
