@@ -1,9 +1,11 @@
 """What a round over Flower costs beside the training itself, and how much memory a site takes.
 
     python benchmarks/flower_cost.py --sites 3,10 --rounds 10
+    python benchmarks/flower_cost.py --only masked
 
-For each number of sites: Polyphily's server and sites, training fedavg on small synthetic graphs;
-and a bare Flower app that sends a number and gets it back, on Flower's own SuperLink and nodes.
+For each number of sites: Polyphily's server and sites, training fedavg on small synthetic graphs,
+plain and with secure aggregation ("masked"); and a bare Flower app that sends a number and gets it
+back, on Flower's own SuperLink and nodes.
 Both with TLS and keys, all on this machine. A round's cost is its time less that of the slowest
 site's own work; memory is the resident size of all processes of a site, of which parts are shared.
 """
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from polyphily.flower import control, keys, loopback
@@ -97,15 +100,16 @@ def resident_mb(process: subprocess.Popen[bytes]) -> float:
     return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 
-def ours(sites: int, rounds: int) -> tuple[list[float], float]:
-    """Seconds of each round beside the sites' own work, and MB per site."""
+def ours(sites: int, rounds: int, masked: bool = False) -> tuple[list[float], float]:
+    """Seconds of each round beside the sites' own training, and MB per site."""
     data = load("csbm:nodes=200,features=32", clients=sites, seed=0)
     names = [graph.name for graph in data.clients]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         own = loopback.deploy(place, names, data.clients)
         classes = [str(c) for c in range(len(data.classes))]
-        run = own.new_run("fedavg", {"rounds": rounds, "hidden": 16, "classes": classes}, {})
+        chosen = {"rounds": rounds, "hidden": 16, "classes": classes, "secure_aggregation": masked}
+        run = own.new_run("fedavg", chosen, {})
         folder = own.run_folder(run)
         with loopback.started(own, place) as processes:
             control.start(own, folder)
@@ -191,17 +195,23 @@ def run(*command: object) -> None:
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
 
 
+MEASURES = {"plain": ours, "masked": partial(ours, masked=True), "bare": bare}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", default="3,10")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", choices=list(MEASURES))
     chosen = parser.parse_args()
     quiet_flower()
     print(
         f"{'sites':>5} {'what':<10} {'s/round median':>14} {'least':>6} {'most':>6} {'MB/site':>8}"
     )
     for sites in map(int, chosen.sites.split(",")):
-        for what, measure in (("polyphily", ours), ("bare flwr", bare)):
+        for what, measure in MEASURES.items():
+            if chosen.only not in (None, what):
+                continue
             seconds, memory = measure(sites, chosen.rounds)
             print(
                 f"{sites:>5} {what:<10} {statistics.median(seconds):>14.2f} {min(seconds):>6.2f} "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,6 +20,8 @@ class BadSite(Site):
     how, seconds = "raise", 0.0
 
     def answer(self, asked: Parcel) -> Parcel:
+        if self.how == "die" and (asked.facts["kind"], asked.facts.get("round")) == (ROUND, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
         reply = super().answer(asked)
         if asked.facts["kind"] != ROUND or asked.facts["round"] != 2:
             return reply
@@ -42,6 +46,7 @@ class BadSite(Site):
 
 if __name__ == "__main__":
     bundle = Bundle(Path(sys.argv[1]))
-    site = BadSite(bundle.name, SiteGraph.read(Path(sys.argv[2])), bundle.path)
+    graph = SiteGraph.read(Path(sys.argv[2]))
+    site = BadSite(bundle.name, graph, bundle.path, identity=bundle.identity())
     site.how, site.seconds = sys.argv[3], float(sys.argv[4]) if sys.argv[4:] else 0.0
     join(bundle, site, lambda text: print(text, flush=True))

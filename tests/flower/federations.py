@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyphily.federation.folder import RunFolder
 from polyphily.federation.recipes import fill
 from polyphily.federation.settings import Settings
+from polyphily.flower.keys import Identity
 from polyphily.flower.plan import Plan, Schema
 from polyphily.flower.server import Answer, Coordinator, Policy, log_to
 from polyphily.flower.site import Site, SiteGraph
@@ -35,11 +37,14 @@ def schema_of(data: Federation) -> Schema:
 def sites_of(data: Federation, place: Path) -> dict[str, Site]:
     """A site per client, with the federation's split."""
     schema = schema_of(data)
+    keys = {graph.name: ec.generate_private_key(ec.SECP384R1()) for graph in data.clients}
+    publics = {name: key.public_key() for name, key in keys.items()}
     return {
         graph.name: Site(
             graph.name,
             SiteGraph(replace(graph, masks=None, own_masks=(graph.masks,)), schema),
             place / graph.name,
+            identity=Identity(keys[graph.name], publics),
         )
         for graph in data.clients
     }

@@ -120,6 +120,17 @@ class Town:
         loopback.watch(self.own, folder)
         return folder.read_summary()  # type: ignore[return-value]
 
+    def went_on(self, run: str, number: int) -> float:
+        """Seconds from the beginning of a round to that of the next; printed for the docs."""
+        times = {
+            entry["round"]: entry["time"]
+            for entry in loopback.events(self.own.run_folder(run))
+            if entry["event"] == "round"
+        }
+        seconds: float = times[number + 1] - times[number]
+        print(f"round {number} went on after {seconds:.1f} s")
+        return seconds
+
     def model(self, site: str, run: str) -> dict[str, torch.Tensor]:
         file = SiteState(self.own.path / "bundles" / site, run).model(LAST)
         return SavedModel.load(file).part("params/")
@@ -174,6 +185,15 @@ def assert_same_models(own: Town, run: str, expected: Callable[[str], dict]) -> 
             torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
 
 
+def widest(own: Town, run: str, expected: dict[str, dict[str, torch.Tensor]]) -> float:
+    """The largest difference of any weight at any site from those of a simulation."""
+    return max(
+        float((value[0] - expected["global" if "global" in expected else site][n]).abs().max())
+        for site in own.names
+        for n, value in own.model(site, run).items()
+    )
+
+
 def write_folder(folder: Path, graph: Graph, columns: Sequence[str] = ()) -> None:
     """A graph as the tables that a bank would keep."""
     folder.mkdir(parents=True)
@@ -216,6 +236,8 @@ def test_the_path_of_a_practitioner(tmp_path: Path) -> None:
         assert re.search(r"round +4/4 +loss", done.stderr)
         assert "north joined" in done.stderr
         assert "fedspa on sites, 3 clients" in done.stdout
+        (page,) = (home / "runs").glob("*/report.html")
+        assert "fedspa on sites" in page.read_text()
         state = json.loads(polyphily("server", "status", home, "--json").stdout)
         assert state["sites"] == dict.fromkeys(names, "online")
         assert [run["state"] for run in state["runs"]] == ["completed"]
@@ -350,6 +372,43 @@ def test_a_run_on_flower_from_one_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_run_that_is_told_to_end_leaves_no_process_behind(tmp_path: Path) -> None:
+    arguments = ["run", "fedavg", "--dataset", "csbm:nodes=60,features=8", "--clients", "2"]
+    arguments += ["--rounds", "500", "--engine", "flower", "--out", str(tmp_path / "run")]
+    place = tmp_path / "place"
+    place.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyphily", *arguments],
+        env={**os.environ, "TMPDIR": str(place)},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 90
+    while len(_processes_at(place)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert len(_processes_at(place)) >= 3, "the server and two sites"
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    deadline = time.monotonic() + 20  # Flower's own processes end with the server
+    while _processes_at(place) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert _processes_at(place) == []
+    assert list(place.iterdir()) == []
+
+
+def _processes_at(place: Path) -> list[str]:
+    """The commands that work with files of a folder."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(place) in words:
+            found.append(words)
+    return found
+
+
+@pytest.mark.long
 def test_every_named_method_gives_the_simulations_weights(tmp_path: Path) -> None:
     data = federation()
     gaps = {}
@@ -361,13 +420,7 @@ def test_every_named_method_gives_the_simulations_weights(tmp_path: Path) -> Non
             own.finish(run)
             settings = settings_for(method, **STILL)
             expected = Execution(create(method), [data], settings, None).go(None).models
-            gaps[method] = max(
-                float(
-                    (value[0] - expected["global" if "global" in expected else site][n]).abs().max()
-                )
-                for site in own.names
-                for n, value in own.model(site, run).items()
-            )
+            gaps[method] = widest(own, run, expected)
     print(gaps)
     assert max(gaps.values()) <= 1e-6
 
@@ -386,6 +439,7 @@ def test_a_killed_site_comes_back_as_it_was(tmp_path: Path) -> None:
         late = {(t["site"], t["round"]) for t in summary["troubles"]}
         assert ("client-2", 2) in late
         assert ("client-2", 5) not in late
+        own.went_on(run, 2)
         assert_same_models(own, run, in_this_process(data, tmp_path / "b", "fedper", 5, late))
 
 
@@ -402,6 +456,7 @@ def test_a_slow_site_is_waited_for_only_so_long(tmp_path: Path) -> None:
         assert ("client-2", 6) not in late
         records = own.own.run_folder(run).records()
         assert 5 <= records[1]["seconds"] < 7
+        own.went_on(run, 2)
         assert_same_models(own, run, in_this_process(data, tmp_path / "b", "scaffold", 6, late))
 
 
@@ -423,6 +478,7 @@ def test_a_bad_site_is_refused_and_named(tmp_path: Path) -> None:
             (trouble,) = own.finish(run)["troubles"]
             assert (trouble["site"], trouble["round"]) == ("client-1", 2)
             assert reason in trouble["reason"]
+            own.went_on(run, 2)
             assert_same_models(own, run, expected)
             own.end("client-1")
 
@@ -455,11 +511,15 @@ def test_too_few_answers_end_a_run_with_its_last_good_model(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fedavg", "fedspa"])
-def test_a_killed_server_resumes_to_the_same_models(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "masked"), [("fedavg", False), ("fedspa", False), ("fedavg", True)]
+)
+def test_a_killed_server_resumes_to_the_same_models(
+    method: str, masked: bool, tmp_path: Path
+) -> None:
     data = federation()
     with town(tmp_path / "town", data) as own:
-        run = own.launch(method, rounds=6)
+        run = own.launch(method, rounds=6, secure_aggregation=masked)
         own.until(run, "answer", 3)
         own.kill("server")
         own.start("server")
@@ -469,8 +529,72 @@ def test_a_killed_server_resumes_to_the_same_models(method: str, tmp_path: Path)
         assert state["runs"][0]["state"] in ("cut short: the server ended", "failed")
         done = polyphily("server", "resume", own.own.path)
         assert "going on after round" in done.stderr
+        _seconds_of_resuming(loopback.events(folder))
         assert len(folder.records()) == 6
         assert_same_models(own, run, in_this_process(data, tmp_path / "b", method, 6))
+
+
+def _seconds_of_resuming(events: list[dict]) -> None:
+    """Printed for the docs."""
+    (again,) = [k for k, entry in enumerate(events) if entry["event"] == "resumed"]
+    (began,) = [e["time"] for e in events[:again] if e["event"] == "started"][1:]
+    first = next(e["time"] for e in events[again:] if e["event"] == "round")
+    print(f"resumed: {first - began:.1f} s until the next round")
+
+
+MASKABLE = ("fedavg", "fedprox", "fedper", "fedath", "fedhero")
+
+
+@pytest.mark.long
+def test_masked_uploads_give_the_simulations_weights(tmp_path: Path) -> None:
+    """Secure aggregation between processes against plain sums in this one."""
+    data = federation()
+    gaps = {}
+    with town(tmp_path, data) as own:
+        for method in MASKABLE:
+            run = own.launch(method, secure_aggregation=True)
+            summary = own.finish(run)
+            assert summary["troubles"] == []
+            assert summary["secure_aggregation"]["threshold"] == 2
+            expected = Execution(create(method), [data], settings_for(method, **STILL), None)
+            gaps[method] = widest(own, run, expected.go(None).models)
+    print(gaps)
+    assert max(gaps.values()) <= 1e-6
+
+
+@pytest.mark.long
+def test_a_site_killed_after_sharing_is_survived(tmp_path: Path) -> None:
+    """Others' uploads are masked for it already: their shares of its key take the masks off."""
+    data = federation()
+    with town(tmp_path / "town", data, ["client-0", "client-1"]) as own:
+        own.start_bad("client-2", "die")
+        run = own.launch("fedper", rounds=4, timeout=20, min_sites=2, secure_aggregation=True)
+        own.until(run, "late", 2, "client-2")
+        assert own.processes["client-2"].wait() == -signal.SIGKILL
+        own.start("client-2")  # three are needed to begin a round
+        (trouble,) = own.finish(run)["troubles"]
+        assert (trouble["site"], trouble["round"]) == ("client-2", 2)
+        assert "the others' shares took its masks off the sum" in trouble["reason"]
+        own.went_on(run, 2)
+        lost = {("client-2", 2)}
+        assert_same_models(own, run, in_this_process(data, tmp_path / "b", "fedper", 4, lost))
+
+
+@pytest.mark.long
+def test_a_masked_run_from_one_command(tmp_path: Path) -> None:
+    """`--engine flower --secure-aggregation`, as in one process; a method that cannot says so."""
+    arguments = ["--dataset", "csbm:nodes=60-120,features=8", "--clients", 3, "--rounds", 2]
+    arguments += ["--hidden", 8, "--secure-aggregation"]
+    for engine in ("flower", "stacked"):
+        polyphily("run", "fedavg", *arguments, "--engine", engine, "--out", tmp_path / engine)
+    ours, theirs = (tmp_path / engine for engine in ("flower", "stacked"))
+    left, right = (load_file(f / "models" / "global.safetensors") for f in (ours, theirs))
+    for name, value in left.items():
+        torch.testing.assert_close(value, right[name], rtol=0, atol=1e-6)
+    first, second = (json.loads((f / "summary.json").read_text()) for f in (ours, theirs))
+    assert first["secure_aggregation"] == second["secure_aggregation"]
+    refused = polyphily("run", "fedspa", *arguments, "--engine", "flower", status=2)
+    assert "fedspa cannot take --secure-aggregation" in refused.stderr
 
 
 @pytest.mark.long
@@ -486,6 +610,11 @@ def test_a_stopped_run_resumes(tmp_path: Path) -> None:
         assert_same_models(own, run, in_this_process(data, tmp_path / "b", "fedavg", 8))
 
 
+def _heed_interrupts() -> None:
+    """Undoes what a shell does to commands in the background: they are deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.long
 def test_who_watches_may_leave(tmp_path: Path) -> None:
     """Ctrl-C detaches: the run goes on without its watcher."""
@@ -497,6 +626,7 @@ def test_who_watches_may_leave(tmp_path: Path) -> None:
             [sys.executable, "-m", "polyphily", "server", "run", str(own.own.path), "fedavg"],
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed_interrupts,
         )
         while not (own.own.path / "runs").exists() or not list((own.own.path / "runs").iterdir()):
             time.sleep(0.2)

@@ -34,7 +34,10 @@ def test_a_bundle_holds_one_private_key_and_it_is_its_own(own: Deployment) -> No
     for site in own.sites:
         bundle = Bundle(own.path / "bundles" / site)
         names = sorted(p.name for p in bundle.path.iterdir())
-        assert names == ["ca.crt", "site.key", "site.toml"]
+        assert names == ["ca.crt", "site.key", "site.toml", "sites"]
+        everybody = {f"{name}.pub" for name in own.sites}
+        assert {p.name for p in (bundle.path / "sites").iterdir()} == everybody
+        assert not [p for p in (bundle.path / "sites").iterdir() if b"PRIVATE" in p.read_bytes()]
         assert stat.S_IMODE(bundle.key.stat().st_mode) == 0o600
         assert (bundle.name, bundle.address) == (site, ("example.org", 9443))
         _, public = keys.read_pair(bundle.key)
@@ -44,6 +47,17 @@ def test_a_bundle_holds_one_private_key_and_it_is_its_own(own: Deployment) -> No
     for name in ("ca.key", "server.key"):
         assert stat.S_IMODE((own.path / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(own.path.stat().st_mode) == 0o700
+
+
+def test_sites_know_each_others_signatures(own: Deployment) -> None:
+    first, second, third = (Bundle(own.path / "bundles" / site).identity() for site in own.sites)
+    signature = first.sign(b"words")
+    name, other, _ = own.sites
+    assert second.knows(name, b"words", signature)
+    assert third.knows(name, b"words", signature)
+    assert not second.knows(other, b"words", signature)
+    assert not second.knows(name, b"other words", signature)
+    assert not second.knows("stranger", b"words", signature)
 
 
 def test_the_servers_certificate_is_for_its_names_and_signed_by_the_authority(
@@ -112,6 +126,7 @@ def test_what_is_no_folder_of_ours_is_refused(tmp_path: Path) -> None:
         ("fedavg", {"rounds": 0}, "rounds"),
         ("fedavg", {"participation": 0.5}, "is for simulations"),
         ("fedavg", {"min_sites": 4}, "more than the 3 sites"),
+        ("fedspa", {"secure_aggregation": True}, "fedspa cannot take --secure-aggregation"),
         ("fedavg", {"timeout": -1.0}, "timeouts above 0"),
     ],
 )

@@ -13,12 +13,10 @@ from flower.federations import (
     coordinate,
     federation,
     plan_for,
-    settings_for,
     sites_of,
 )
 from polyphily.errors import UserError
 from polyphily.federation.privacy import Budget
-from polyphily.flower.plan import check_for_flower
 from polyphily.flower.site import Site, SiteState
 from polyphily.flower.wire import PREPARE, ROUND, Parcel
 from polyphily.methods.base import create, load_all
@@ -118,8 +116,3 @@ def test_a_site_can_insist(offered: str, tmp_path: Path) -> None:
         site.answer(Parcel(asked))
     good = {"kind": PREPARE, "plan": plan_for(data, "fedavg", dp="epsilon=7").to_json()}
     assert site.answer(Parcel(good)).facts["counts"] == [1, 1]
-
-
-def test_secure_aggregation_is_for_simulations_so_far() -> None:
-    with pytest.raises(UserError, match="--secure-aggregation is for simulations"):
-        check_for_flower(settings_for("fedavg", secure_aggregation=True))

@@ -312,7 +312,7 @@ def test_nothing_but_the_contract_and_scores_leaves_a_site(tmp_path: Path) -> No
     ).go()
     words = {"kind", "run", "round", "seconds", "note", "received", "trained", "loss"}
     for reply in seen:
-        assert reply.facts.keys() <= words | {"counts", "train"}
+        assert reply.facts.keys() <= words | {"counts"}
     network = plan_for(data, "fedavg").network(create("fedavg"))
     sizes = {f"model/{n}": tuple(p.shape) for n, p in network.named_parameters()}
     uploads = [reply.tensors for reply in seen if reply.facts["kind"] == ROUND]

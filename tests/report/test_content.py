@@ -14,19 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from polyphily.report.content import (
-    BETWEEN,
-    Content,
-    Entries,
-    Figure,
-    Table,
-    content,
-    mean_ranks,
-    rank,
-    thinned,
-)
+from polyphily.report.blocks import BETWEEN, Content, Entries, Figure, Table, thinned
+from polyphily.report.content import content
 from polyphily.report.page import render
 from polyphily.report.runs import Run, differing, find, labels, settings
+from polyphily.report.scores import mean_ranks, rank
 from report.stories import DATA, call, compared
 
 
@@ -93,6 +85,29 @@ def test_curves_are_means_and_deviations_over_seeds(runs: list[Run]) -> None:
     assert seconds[0]["x"][-1] == pytest.approx(
         sum(r["seconds"] for r in runs[0].records), rel=1e-4
     )
+
+
+def test_the_spent_epsilon_is_shown_where_there_is_one(runs: list[Run], tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    given = [*DATA, "--dp", "epsilon=12,delta=1e-4", "--rounds", 3, "--out", tmp_path / "dp"]
+    assert call("run", "fedavg", *map(str, given)) == 0
+    (noised,) = find([tmp_path / "dp"])
+    page = content([noised])
+    (spent,) = [fact for fact in page.facts if fact.label == "epsilon spent"]
+    assert spent.value == "12"
+    assert "of 12, at delta 0.0001" in spent.note
+    (line,) = figure(page, "convergence").panels[f"epsilon{BETWEEN}rounds"]["series"]
+    spends = [record["epsilon"] for record in noised.records]
+    assert line["x"] == [1, 2, 3]
+    assert line["y"] == pytest.approx(spends, rel=1e-4)
+    assert spends[0] < spends[1] < spends[2] == pytest.approx(12)
+    assert "epsilon spent" in render(page)
+    both = figure(content([runs[1], noised]), "convergence")
+    drawn = both.panels[f"epsilon{BETWEEN}rounds"]["series"]
+    assert len(drawn) == 1
+    plain = content(runs)
+    assert "epsilon" not in json.dumps(figure(plain, "convergence").panels)
+    assert not [fact for fact in content([runs[1]]).facts if "epsilon" in fact.label]
 
 
 def test_every_combination_of_choices_has_a_panel(runs: list[Run]) -> None:

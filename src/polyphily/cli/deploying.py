@@ -215,6 +215,8 @@ def _check_idle(own: Deployment) -> None:
 def _follow(own: Deployment, folder: RunFolder) -> None:
     """Shows a run's events until it is over."""
     from polyphily.cli import terminal
+    from polyphily.cli.reporting import Pages
+    from polyphily.cli.training import PAGE
     from polyphily.flower import control
     from polyphily.flower.loopback import LOOK, events, failure
 
@@ -238,6 +240,10 @@ def _follow(own: Deployment, folder: RunFolder) -> None:
     if not state.well or summary is None:
         raise TrainingError(failure(folder) or f"the run ended as {state.words}")
     terminal.one_run(summary, folder.path)
+    pages = Pages(True)
+    pages.folders.append(folder.path)
+    if page := pages.write(folder.path / PAGE):
+        terminal.out.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
 class _Scene:
@@ -372,7 +378,7 @@ def _what_leaves(method: str) -> list[dict[str, str]]:
         {"name": "accuracy, F1, AUC on validation and test nodes", "shape": "2 × 2 × 4"},
         {"name": "mean training loss, seconds", "shape": "two numbers"},
         {"name": "once: names of feature columns and labels", "shape": "text"},
-        {"name": "once: numbers of train, validation and test nodes", "shape": "3 numbers"},
+        {"name": "once: numbers of validation and test nodes", "shape": "two numbers"},
     ]
 
 
@@ -385,6 +391,9 @@ def join(
         str,
         typer.Option(help="Take part in runs of this differential privacy only: epsilon=8."),
     ] = "off",
+    secure_aggregation: Annotated[
+        bool, typer.Option("--secure-aggregation", help="Take part in runs that have it only.")
+    ] = False,
 ) -> None:
     """Take part with a graph, in the foreground; Ctrl-C leaves."""
     from polyphily.federation.privacy import Budget
@@ -396,7 +405,15 @@ def join(
     from polyphily.flower.node import join as stay
     from polyphily.flower.site import Site, SiteGraph
 
-    member = Site(name, SiteGraph.read(graph), own.path, device, Budget.parse(dp))
+    member = Site(
+        name,
+        SiteGraph.read(graph),
+        own.path,
+        device,
+        dp=Budget.parse(dp),
+        secure=secure_aggregation,
+        identity=own.identity(),
+    )
 
     def report(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {name}: {text}")

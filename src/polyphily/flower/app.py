@@ -134,5 +134,5 @@ def respond(message: Message, context: Context) -> Message:
     """What Flower's own SuperNode runs at a site: `--node-config 'bundle="…" graph="…"'`."""
     bundle = deployment.Bundle(Path(str(context.node_config["bundle"])))
     graph = SiteGraph.read(Path(str(context.node_config["graph"])))
-    site = Site(bundle.name, graph, bundle.path)
+    site = Site(bundle.name, graph, bundle.path, identity=bundle.identity())
     return answer_with(site, message, lambda _: None)

@@ -4,7 +4,8 @@ config.toml          address, sites, and the usual training settings
 ca.crt, ca.key       the federation's own certificate authority
 server.crt, .key     the server's certificate
 sites/NAME.pub       each site's public key
-bundles/NAME/        what a site gets: site.toml, ca.crt, its own key; to be moved there
+bundles/NAME/        what a site gets: site.toml, ca.crt, its own key, the public keys of all sites
+                     (sites/NAME.pub); to be moved there
 flower/              Flower's own files: database, log
 runs/NAME/           one folder per run
 """
@@ -29,7 +30,10 @@ from polyphily.errors import PolyphilyError, UserError, missing_package, unknown
 from polyphily.federation.folder import RunFolder, to_toml, write_text
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     from polyphily.federation.settings import Settings
+    from polyphily.flower.keys import Identity
     from polyphily.flower.plan import Plan
     from polyphily.flower.server import Policy, Transport
 
@@ -95,6 +99,25 @@ class Bundle:
     def key(self) -> Path:
         return self.path / "site.key"
 
+    def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+        """The site's key and the public half of it."""
+        from polyphily.flower.keys import read_pair
+
+        try:
+            return read_pair(self.key)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.key}: no private key of a site: {error}") from None
+
+    def identity(self) -> Identity:
+        """What the site signs with, and the keys by which it knows the others."""
+        from polyphily.flower.keys import Identity, read_publics
+
+        private, _ = self.pair()
+        try:
+            return Identity(private, read_publics(self.path / "sites"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.path / 'sites'}: no public keys of sites: {error}") from None
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -148,11 +171,14 @@ class Deployment:
         keys.write_private(path / "server.key", keys.private_pem(server_key))
         (path / "ca.crt").write_bytes(keys.certificate_pem(authority))
         (path / "server.crt").write_bytes(keys.certificate_pem(certificate))
-        for site in sites:
+        own_keys = {site: keys.new_key() for site in sites}
+        for site, key in own_keys.items():
             bundle = path / "bundles" / site
             bundle.mkdir(mode=0o700)
-            key = keys.new_key()
+            (bundle / "sites").mkdir()
             keys.write_private(bundle / "site.key", keys.private_openssh(key))
+            for other, known in own_keys.items():
+                (bundle / "sites" / f"{other}.pub").write_bytes(keys.public_openssh(known))
             (path / "sites" / f"{site}.pub").write_bytes(keys.public_openssh(key))
             (bundle / "ca.crt").write_bytes(keys.certificate_pem(authority))
             write_text(bundle / SITE, to_toml({"name": site, "host": host, "port": port}))
@@ -220,7 +246,7 @@ class Deployment:
         self, method: str, settings: Mapping[str, Any], hyperparameters: Mapping[str, Any]
     ) -> str:
         """Lays out a run; its name. Everything that can be checked before a site is asked is."""
-        from polyphily.federation import sampling
+        from polyphily.federation import privacy, sampling
         from polyphily.federation.settings import from_mapping, names
         from polyphily.flower.plan import check_for_flower
         from polyphily.methods.base import create
@@ -235,6 +261,7 @@ class Deployment:
         check_for_flower(from_mapping(asked))
         made = create(method, hyperparameters)
         sampling.check(made, from_mapping(asked))
+        privacy.check(made, from_mapping(asked), len(self.sites))
         policy = {name: own[name] for name in POLICY if name in own}
         policy.setdefault("min_sites", len(self.sites))
         make_policy(policy, len(self.sites))
@@ -305,6 +332,7 @@ class Deployment:
         self, folder: RunFolder, request: Mapping[str, Any], policy: Policy, transport: Transport
     ) -> Plan:
         """What was agreed on: from the file of a run that began already, else with the sites."""
+        from polyphily.federation import privacy
         from polyphily.federation.settings import from_mapping
         from polyphily.flower.plan import Plan, agree
         from polyphily.flower.server import gather, log_to
@@ -324,6 +352,7 @@ class Deployment:
             dense=all(facts["dense"] for facts in found.values()),
             classes=len(schema.classes),
         )
+        privacy.check(method, settings, len(found))
         plan = Plan(
             run=folder.path.name,
             method=method.name,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -74,6 +76,45 @@ def read_pair(file: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurveP
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError("not an elliptic-curve key")
     return key, key.public_key()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a site signs with, and how it knows the other sites' signatures.
+
+    Attributes:
+        private: the site's own key.
+        publics: every site's public key, by name.
+    """
+
+    private: ec.EllipticCurvePrivateKey
+    publics: Mapping[str, ec.EllipticCurvePublicKey]
+
+    def sign(self, words: bytes) -> bytes:
+        return bytes(self.private.sign(words, ec.ECDSA(hashes.SHA384())))
+
+    def knows(self, site: str, words: bytes, signature: bytes) -> bool:
+        """Whether it was that site that signed these words."""
+        try:
+            self.publics[site].verify(signature, words, ec.ECDSA(hashes.SHA384()))
+        except (KeyError, InvalidSignature):
+            return False
+        return True
+
+
+def read_publics(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+    """The sites' public keys in a folder, by name; none where there is no such folder.
+
+    Raises:
+        ValueError: where a file holds no elliptic-curve key.
+    """
+    found = {}
+    for file in sorted(folder.glob("*.pub")):
+        key = serialization.load_ssh_public_key(file.read_bytes())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError(f"{file}: not an elliptic-curve key")
+        found[file.name.removesuffix(".pub")] = key
+    return found
 
 
 def new_authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

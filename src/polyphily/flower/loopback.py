@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
@@ -66,11 +68,29 @@ def run(execution: Execution, progress: Progress | None = None) -> dict[str, Any
             },
             dataclasses.asdict(execution.method),
         )
+        stack.enter_context(_heeding_termination())
         stack.enter_context(started(own, Path(place)))
         folder = own.run_folder(name)
         control.start(own, folder)
         watch(own, folder, progress)
         return _collect(execution, own, folder)
+
+
+@contextmanager
+def _heeding_termination() -> Iterator[None]:
+    """A run that is told to end (SIGTERM) takes its server and sites along."""
+
+    def leave(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can say what a signal does
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def deploy(place: Path, names: Sequence[str], graphs: Sequence[Graph]) -> Deployment:

@@ -57,12 +57,7 @@ def join(bundle: Bundle, site: Site, report: Report) -> None:
     """Answers the server's messages until interrupted; waits where it is away."""
     require_flower()
     quiet_flower()
-    from polyphily.flower.keys import read_pair
-
-    try:
-        pair = read_pair(bundle.key)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{bundle.key}: no private key of a site: {error}") from None
+    pair = bundle.pair()
     waiting = False
     with _alone(bundle):
         while True:

@@ -206,7 +206,6 @@ def check_for_flower(settings: Settings) -> None:
         ("failures", 0.0, "sites fail by themselves"),
         ("patience", 0, "a run ends after its rounds"),
         ("evaluate_every", 1, "every answer carries its scores"),
-        ("secure_aggregation", False, "its messages between sites are not built yet"),
     ):
         if getattr(settings, name) != usual:
             flag = name.replace("_", "-")

@@ -13,8 +13,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +46,9 @@ from polyphily.flower.wire import (
 from polyphily.graphs.graph import Graph, Masks
 from polyphily.graphs.random import generator
 from polyphily.methods.base import Uploads
+
+if TYPE_CHECKING:
+    from polyphily.flower.masks import Masking, Read
 
 POLL = 0.5
 EVENTS = "events.jsonl"
@@ -168,13 +172,41 @@ def _open(answer: Answer, limit: int) -> Parcel:
 
 @dataclass
 class _Accepted:
-    """A site's good answer to a round."""
+    """What a site says in a good answer to a round."""
 
-    upload: Message
     loss: float | None  # kept at the site under differential privacy
     seconds: float
     received: FloatArray | None
     trained: FloatArray
+
+
+@dataclass
+class _UnderWay:
+    """A round while sites are asked.
+
+    Attributes:
+        number: its number.
+        download: what is sent, stacked over sites.
+        contract: what an upload must look like.
+        good: who answered well, and what they said.
+        refused: whose answer could not be used, and why.
+        silent: who was asked and did not answer.
+        plain: uploads by site, where they are not masked.
+        uploads: what is aggregated.
+        bytes_up: what it took to send it.
+        trouble: why there is no sum, though enough sites answered.
+    """
+
+    number: int
+    download: Message
+    contract: Contract
+    good: dict[str, _Accepted] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    plain: dict[str, Message] = field(default_factory=dict)
+    uploads: Uploads | None = None
+    bytes_up: int = 0
+    trouble: str = ""
 
 
 @dataclass
@@ -222,6 +254,7 @@ class Coordinator:
             client=0,
         )
         self._example_memory = self._example.initial_memory()
+        self._masks: Masking | None = None
 
     # A whole run -----------------------------------------------------------------------------
 
@@ -284,35 +317,12 @@ class Coordinator:
         number, sites = self.round + 1, self.plan.sites
         self.emit("round", round=number, rounds=self.plan.settings.rounds)
         download = self.method.download(self.state, range(len(sites)))
-        contract = self._contract(download)
-        good: dict[str, _Accepted] = {}
-        refused: dict[str, str] = {}
-        for attempt in range(1 + self.policy.repeats):
-            missing = [site for site in sites if site not in good]
-            if attempt:
-                self.emit("repeat", round=number, attempt=attempt + 1, sites=missing)
-            for site, answer in self._ask(ROUND, self._asked(missing, number), download):
-                try:
-                    good[site] = self._read(answer, contract)
-                    refused.pop(site, None)
-                    self.emit("answer", round=number, site=site, seconds=good[site].seconds)
-                except WireError as error:
-                    refused[site] = str(error)
-                    self._refuse(site, str(error))
-            if len(good) >= self.policy.min_sites:
-                break
-        late = [site for site in sites if site not in good and site not in refused]
-        for site in late:
-            self._trouble("late", site, f"no answer within {self.policy.timeout:g} s")
-        if len(good) < self.policy.min_sites:
-            raise TrainingError(
-                f"round {number}: {len(good)} of {len(sites)} sites answered well, "
-                f"{self.policy.min_sites} are needed, after {1 + self.policy.repeats} attempts"
-                f"{self._reasons()}. The last good model is that of round {self.round}."
-            )
+        now = _UnderWay(number, download, self._contract(download))
+        uploads, late = self._uploads(now)
+        good = now.good
         self._complete({s: a.received for s, a in good.items()}, download)
         members = [site for site in sites if site in good]
-        self._aggregate(members, good)
+        self._aggregate(uploads)
         self.round = number
         self.accepted |= dict.fromkeys(members, number)
         trained = self._scores({site: good[site].trained for site in members})
@@ -322,23 +332,156 @@ class Coordinator:
             "seconds": time.perf_counter() - began,
             "seconds_evaluation": 0.0,
             "loss": _mean(good[site].loss for site in members),
-            "bytes_up": sum(payload(good[site].upload) for site in members),
+            "bytes_up": now.bytes_up,
             "bytes_down": payload(download) * len(sites),
             "selected": len(sites),
-            "failed": [k for k, site in enumerate(sites) if site in late],
-            "refused": [k for k, site in enumerate(sites) if site in refused],
+            "failed": [k for k, s in enumerate(sites) if s in late and s not in good],
+            "refused": [k for k, site in enumerate(sites) if site in now.refused],
             **spent(self.plan.settings, self._example.guard, number),
             "trained": self.tracker.current(0)["trained"],
         }
         self._checkpoint()
 
-    def _aggregate(self, members: Sequence[str], good: Mapping[str, _Accepted]) -> None:
-        names = good[members[0]].upload
-        tensors = {n: torch.cat([good[site].upload[n] for site in members]) for n in names}
-        clients = tuple(self.plan.sites.index(site) for site in members)
+    def _uploads(self, now: _UnderWay) -> tuple[Uploads, list[str]]:
+        """What is to be aggregated, asked for until enough sites answered, and who was late.
+
+        Raises:
+            TrainingError: where too few answered in all attempts.
+        """
+        sites, masks = self.plan.sites, self._masking() if now.contract.tensors else None
+        needed = max(self.policy.min_sites, masks.least if masks else 1)
+        for attempt in range(1 + self.policy.repeats):
+            missing = [site for site in sites if masks or site not in now.good]
+            if attempt:
+                self.emit("repeat", round=now.number, attempt=attempt + 1, sites=missing)
+            if masks:
+                self._ask_masked(now, masks, needed)
+            else:
+                self._ask_plain(now, missing)
+            if now.uploads is not None and len(now.good) >= needed:
+                break
+        late = [site for site in sites if site in now.silent and site not in now.refused]
+        for site in late:
+            words = masks.of_silent(site) if masks and now.uploads is not None else ""
+            self._trouble("late", site, f"no answer within {self.policy.timeout:g} s{words}")
+        if now.uploads is None or len(now.good) < needed:
+            raise TrainingError(
+                f"round {now.number}: {len(now.good)} of {len(sites)} sites answered well, "
+                f"{needed} are needed, after {1 + self.policy.repeats} attempts"
+                f"{self._reasons(now.trouble)}. "
+                f"The last good model is that of round {self.round}."
+            )
+        return now.uploads, late
+
+    def _ask_plain(self, now: _UnderWay, sites: Sequence[str]) -> None:
+        """Asks some sites for their uploads; what is good is added to what came before."""
+        uploads: dict[str, Message] = now.plain
+        now.silent = set()
+        asked = self._asked(sites, now.number)
+        for site, answer in self._heard(now, ROUND, asked, now.download):
+            with self._watched(now, site):
+                parcel = self._checked(answer, ROUND, now.contract.limit)
+                now.contract.check(parcel.tensors)
+                now.good[site] = self._read(parcel)
+                uploads[site] = parcel.tensors
+                self.emit("answer", round=now.number, site=site, seconds=now.good[site].seconds)
+        members = [site for site in self.plan.sites if site in now.good]
+        if members:
+            tensors = {n: torch.cat([uploads[s][n] for s in members]) for n in uploads[members[0]]}
+            clients = tuple(self.plan.sites.index(site) for site in members)
+            now.uploads = Uploads(clients, tensors)
+            now.bytes_up = sum(payload(uploads[site]) for site in members)
+
+    def _ask_masked(self, now: _UnderWay, masks: Masking, needed: int) -> None:
+        """Asks all sites for masked uploads, and for what takes the masks off their sum.
+
+        Answers of an earlier attempt are of no use: their masks do not cancel with these. A sum is
+        uncovered only once enough sites answered for the round to count: of two sums of a round,
+        over different sites, the difference would tell of single uploads.
+
+        Raises:
+            TrainingError: for a sum that cannot be right.
+        """
+        now.good, now.refused, now.uploads, now.trouble = {}, {}, None, ""
+        now.silent, self._now = set(), now
+        try:
+            self._gather_masked(now, masks, masks.open())
+            if len(now.good) < needed:
+                return
+            total = masks.total()
+        except WireError as error:
+            now.trouble = str(error)
+            self.emit("note", text=f"round {now.number}: {error}")
+            return
+        try:
+            now.uploads, now.bytes_up = masks.uploads(total, now.contract), masks.bytes_up
+        except WireError as error:
+            raise TrainingError(
+                f"round {now.number}: {error}. Whose they were cannot be told under secure "
+                "aggregation, and a second sum of the round could give a site's upload away: it "
+                f"is not asked for again. The last good model is that of round {self.round}."
+            ) from None
+        now.refused = {s: why for s, why in now.refused.items() if s not in now.good}
+
+    def _gather_masked(self, now: _UnderWay, masks: Masking, sites: Sequence[str]) -> None:
+        """The round's own message, to the sites that have each other's keys."""
+        ahead = now.number < self.plan.settings.rounds
+        limit = 8 * now.contract.count + HEADER
+        asked = {
+            site: {**facts, "masks": masks.message(site, ahead=ahead)}
+            for site, facts in self._asked(sites, now.number).items()
+        }
+        for site, answer in self._heard(now, ROUND, asked, now.download):
+            with self._watched(now, site):
+                parcel = self._checked(answer, ROUND, limit)
+                accepted = self._read(parcel)
+                masks.take(site, parcel, now.contract.count, ahead=ahead)
+                now.good[site] = accepted
+                self.emit("answer", round=now.number, site=site, seconds=accepted.seconds)
+
+    def _heard(
+        self,
+        now: _UnderWay,
+        kind: str,
+        asked: Mapping[str, Mapping[str, Any]],
+        download: Message,
+    ) -> Iterator[tuple[str, Answer]]:
+        """Asks, and notes who does not answer."""
+        now.silent |= asked.keys()
+        for site, answer in self._ask(kind, asked, download):
+            now.silent.discard(site)
+            yield site, answer
+
+    def _masking(self) -> Masking | None:
+        """The server's part in secure aggregation, where it was agreed on."""
+        if self._masks is None and self.plan.settings.secure_aggregation:
+            from polyphily.flower.masks import Masking
+
+            self._masks = Masking(self.plan.sites, self.method, self._exchange)
+        return self._masks
+
+    def _exchange(self, kind: str, asked: Mapping[str, Mapping[str, Any]], read: Read) -> None:
+        """One step of secure aggregation before or after the round's own message."""
+        number = self.round + 1
+        messages = {site: {"round": number, **facts} for site, facts in asked.items()}
+        for site, answer in self._heard(self._now, kind, messages, {}):
+            with self._watched(self._now, site):
+                read(site, self._checked(answer, kind, HEADER).facts)
+
+    @contextmanager
+    def _watched(self, now: _UnderWay, site: str) -> Iterator[None]:
+        """Refuses a site's answer that cannot be used, by name."""
+        try:
+            yield
+            now.refused.pop(site, None)
+        except WireError as error:
+            now.refused[site] = str(error)
+            self._refuse(site, str(error))
+
+    def _aggregate(self, uploads: Uploads) -> None:
         rng = generator(self.plan.seed, f"server/{self.round}")
         with torch.no_grad():
-            self.state = self.method.aggregate(self.state, Uploads(clients, tensors), rng)
+            self.state = self.method.aggregate(self.state, uploads, rng)
 
     def _complete(self, received: Mapping[str, FloatArray | None], download: Message) -> None:
         """Completes the record of the round before: how well the model did that was sent back."""
@@ -405,7 +548,7 @@ class Coordinator:
     def _checked(self, answer: Answer, kind: str, limit: int) -> Parcel:
         """An answer to the message just sent, and to no other."""
         parcel = _open(answer, limit)
-        number = {PREPARE: 0, ROUND: self.round + 1}.get(kind, self.round)
+        number = {PREPARE: 0, FINISH: self.round}.get(kind, self.round + 1)
         wanted = {"kind": kind, "run": self.plan.run, "round": number}
         for name, value in wanted.items():
             if parcel.facts.get(name) != value:
@@ -414,9 +557,8 @@ class Coordinator:
             self.emit("note", text=str(note)[:200])
         return parcel
 
-    def _read(self, answer: Answer, contract: Contract) -> _Accepted:
-        parcel = self._checked(answer, ROUND, contract.limit)
-        contract.check(parcel.tensors)
+    def _read(self, parcel: Parcel) -> _Accepted:
+        """What an answer says beside its tensors."""
         loss, seconds = (parcel.facts.get(name) for name in ("loss", "seconds"))
         if self._example.guard is not None:
             loss = None
@@ -426,7 +568,7 @@ class Coordinator:
             raise WireError("its time is not a number")
         trained = _scores_of(parcel.facts, "trained")
         received = _scores_of(parcel.facts, "received") if self.round else None
-        return _Accepted(parcel.tensors, loss, float(seconds), received, trained)
+        return _Accepted(loss, float(seconds), received, trained)
 
     def _contract(self, download: Message) -> Contract:
         """What an upload of this round must look like, from the same round on a made-up graph."""
@@ -452,10 +594,11 @@ class Coordinator:
         self.troubles.append(entry)
         self.emit(what, round=self.round + 1, site=site, reason=reason)
 
-    def _reasons(self) -> str:
+    def _reasons(self, more: str = "") -> str:
         found = [t for t in self.troubles if t["round"] == self.round + 1]
         latest = {t["site"]: f"{t['site']}: {t['reason']}" for t in found}
-        return f" ({'; '.join(latest.values())})" if latest else ""
+        words = [*latest.values(), *([more] if more else [])]
+        return f" ({'; '.join(words)})" if words else ""
 
     # The run folder --------------------------------------------------------------------------
 
@@ -544,9 +687,17 @@ class Coordinator:
             "refused_updates": sum(len(record["refused"]) for record in self.records),
             "troubles": self.troubles,
             **account(settings, self._example.guard, self.round),
+            **self._promise(),
             "notes": [],
             "versions": versions(),
         }
+
+    def _promise(self) -> dict[str, Any]:
+        if not self.plan.settings.secure_aggregation:
+            return {}
+        from polyphily.flower.masks import promise
+
+        return promise(len(self.plan.sites))
 
 
 def _mean(losses: Iterable[float | None]) -> float | None:

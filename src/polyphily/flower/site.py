@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,13 +28,25 @@ from polyphily.federation.folder import read_tensors, save_tensors
 from polyphily.federation.local import Local, Message, as_model, model_part
 from polyphily.federation.metrics import METRICS, SPLITS, Evaluator
 from polyphily.federation.optimizers import initial_state
-from polyphily.federation.privacy import Budget, SystemDraws, guard_of
+from polyphily.federation.privacy import Budget, SystemDraws, check, guard_of
 from polyphily.federation.run import VIEW_OF, check_device, products_in
 from polyphily.federation.sampling import Sampling
 from polyphily.federation.settings import MIXED
 from polyphily.federation.simulation import train_locally
 from polyphily.flower.plan import Plan, Schema, initial_parameters
-from polyphily.flower.wire import CLOSE, FINISH, HELLO, KINDS, PREPARE, ROUND, Parcel, WireError
+from polyphily.flower.wire import (
+    CLOSE,
+    FINISH,
+    HELLO,
+    KEYS,
+    KINDS,
+    PREPARE,
+    REVEAL,
+    ROUND,
+    SHARE,
+    Parcel,
+    WireError,
+)
 from polyphily.graphs import files
 from polyphily.graphs.federation import load
 from polyphily.graphs.files.client import listed
@@ -42,6 +54,10 @@ from polyphily.graphs.graph import UNLABELLED, Collection, Graph
 from polyphily.graphs.random import generator
 from polyphily.heterogeneity.homophily import class_counts, edge_homophily
 from polyphily.methods.base import Method
+
+if TYPE_CHECKING:
+    from polyphily.flower.keys import Identity
+    from polyphily.flower.masks import Member
 
 KEPT = 4  # rounds whose files are kept beside the one that the server names
 LAST, BEST = "last", "best"
@@ -283,6 +299,8 @@ class Site:
         folder: where private memory and models are kept.
         device: where to compute.
         dp: the differential privacy that this site insists on, if it does.
+        secure: whether it insists on secure aggregation.
+        identity: its key and the other sites', for secure aggregation.
     """
 
     def __init__(
@@ -291,11 +309,16 @@ class Site:
         graph: SiteGraph,
         folder: Path,
         device: str = "cpu",
+        *,
         dp: Budget | None = None,
+        secure: bool = False,
+        identity: Identity | None = None,
     ) -> None:
         check_device(device)
-        self.name, self.graph, self.folder, self.device, self.dp = name, graph, folder, device, dp
+        self.name, self.graph, self.folder, self.device = name, graph, folder, device
+        self.dp, self.secure, self.identity = dp, secure, identity
         self._trainer: Trainer | None = None
+        self._own_member: Member | None = None
 
     def answer(self, asked: Parcel) -> Parcel:
         """What to reply to a message.
@@ -341,6 +364,12 @@ class Site:
                 f"site '{self.name}' takes part with epsilon at most {self.dp.epsilon:g} and delta "
                 f"at most {self.dp.delta:g}: run {plan.run} has dp {plan.settings.dp}"
             )
+        if self.secure and not plan.settings.secure_aggregation:
+            raise UserError(
+                f"site '{self.name}' takes part with secure aggregation only: run {plan.run} has "
+                "none"
+            )
+        check(plan.make_method(), plan.settings, len(plan.sites))
         federation = load(
             Collection(
                 self.name, (self.graph.agreed(plan.schema),), plan.schema.classes, natural=True
@@ -358,8 +387,9 @@ class Site:
         if kind == PREPARE:
             if trainer.guard is not None:
                 return Parcel({"counts": [1.0] * len(SPLITS)})
-            counts = trainer.evaluator.counts[0].tolist()
-            return Parcel({"counts": counts, "train": int(trainer.cohort.num_train[0])})
+            return Parcel({"counts": trainer.evaluator.counts[0].tolist()})
+        if kind in (KEYS, SHARE, REVEAL):
+            return Parcel(self._member(trainer.plan).answer(kind, trainer.plan, asked.facts))
         base, best = _number(asked.facts, "base"), _number(asked.facts, "best")
         download = {n: t.to(trainer.cohort.device) for n, t in asked.tensors.items()}
         state.promote(best)
@@ -379,11 +409,14 @@ class Site:
             self._saved(trainer, done, view).save(state.candidate(done))
         if kind != ROUND:
             return Parcel(facts)
+        masks = asked.facts.get("masks")
+        if masks is not None:
+            self._member(trainer.plan).expect(masks)
         question = _digest(rounds, base, asked.tensors)
         if trainer.guard is not None:
             facts |= {"trained": trainer.scores(view), "loss": None}
             if (same := state.sent_before(rounds, question)) is not None:
-                return Parcel(facts, same)
+                return self._reply(trainer.plan, facts, same, masks)
             state.check_budget(trainer.plan.settings.rounds)
         upload, kept, loss = trainer.train(download, memory, rounds - 1)
         trained = trainer.trained(kept, rounds)
@@ -396,7 +429,29 @@ class Site:
         if trainer.view == "trained":
             self._saved(trainer, rounds, trained).save(state.candidate(rounds))
         state.prune(rounds, base)
-        return Parcel(facts, upload)
+        return self._reply(trainer.plan, facts, upload, masks)
+
+    def _reply(
+        self, plan: Plan, facts: Mapping[str, Any], upload: Message, masks: Mapping[str, Any] | None
+    ) -> Parcel:
+        """An upload as it leaves the site: under masks where that was agreed on."""
+        if not plan.settings.secure_aggregation or not upload:
+            return Parcel(facts, upload)
+        if masks is None:
+            raise WireError("the server asked for an upload without masks in a run that has them")
+        masked = self._member(plan).mask(plan, upload, masks)
+        return Parcel({**facts, **masked.facts}, masked.tensors)
+
+    def _member(self, plan: Plan) -> Member:
+        from polyphily.flower.masks import Member
+
+        if not plan.settings.secure_aggregation:
+            raise WireError(f"run {plan.run} has no secure aggregation")
+        if self.identity is None:
+            raise UserError(f"site '{self.name}' has no keys of its own for secure aggregation")
+        if self._own_member is None:
+            self._own_member = Member(self.name, self.identity)
+        return self._own_member
 
     def _saved(self, trainer: Trainer, rounds: int, view: Local) -> SavedModel:
         return SavedModel.of(trainer.plan, trainer.client, rounds, view)

@@ -18,7 +18,8 @@ from safetensors.torch import load, save
 from polyphily.federation.local import Message
 
 HELLO, PREPARE, ROUND, FINISH, CLOSE = "hello", "prepare", "round", "finish", "close"
-KINDS = (HELLO, PREPARE, ROUND, FINISH, CLOSE)
+KEYS, SHARE, REVEAL = "keys", "share", "reveal"  # of secure aggregation: flower/masks.py
+KINDS = (HELLO, PREPARE, KEYS, SHARE, ROUND, REVEAL, FINISH, CLOSE)
 HEADER = 1 << 20  # bytes that names and JSON may take beside the tensors themselves
 
 
@@ -63,6 +64,11 @@ class Contract:
     @classmethod
     def of(cls, example: Message) -> Contract:
         return cls({name: (tuple(t.shape[1:]), t.dtype) for name, t in example.items()})
+
+    @property
+    def count(self) -> int:
+        """How many numbers an upload has."""
+        return sum(torch.Size(shape).numel() for shape, _ in self.tensors.values())
 
     @property
     def limit(self) -> int:

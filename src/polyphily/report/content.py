@@ -161,7 +161,16 @@ def _facts_of_one(run: Run) -> tuple[Fact, ...]:
         )
     facts.append(_seconds(run, f"{run.summary['rounds']} rounds"))
     facts.append(_sent(run, f"{size(run.summary['bytes_down_per_round'])} come back"))
-    return tuple(facts)
+    return (*facts, *_privacy(run))
+
+
+def _privacy(run: Run) -> list[Fact]:
+    """What the uploads of the client with the most of them told, under differential privacy."""
+    dp = run.summary.get("dp")
+    if not dp:
+        return []
+    note = f"of {dp['target_epsilon']:g}, at delta {dp['delta']:g}, by all uploads of a client"
+    return [Fact("epsilon spent", f"{dp['epsilon']:.3g}", note)]
 
 
 def _seconds(run: Run, note: str) -> Fact:

@@ -12,6 +12,7 @@ from polyphily.report.runs import Run
 from polyphily.report.words import duration, percent, short_number, size, span
 
 AGAINST = ("rounds", "seconds", "megabytes")
+UNITS = {"loss": "loss", "epsilon": "epsilon spent by a client"}  # of what is not a percentage
 
 
 def result(cast: Cast) -> Section:
@@ -210,6 +211,8 @@ def convergence(cast: Cast) -> Section:
         for split in ("test", "val")
     }
     curves["loss"] = lambda _, record: record.get("loss")
+    if any("dp" in run.summary for run in cast.runs):
+        curves["epsilon"] = lambda _, record: record.get("epsilon")
     panels: dict[str, Any] = {}
     for data, members in cast.by_data().items():
         for name, value in curves.items():
@@ -220,7 +223,7 @@ def convergence(cast: Cast) -> Section:
                 ]
                 panels[cast.key(data, name, against)] = {
                     "x": "MB sent and received" if against == "megabytes" else against,
-                    "y": name if name == "loss" else f"{name}, %",
+                    "y": UNITS.get(name, f"{name}, %"),
                     "series": [s for s in series if s["x"]],
                 }
     several = any(len(run.seeds) > 1 for run in cast.runs)
@@ -244,7 +247,7 @@ def curve(
     name: str,
 ) -> dict[str, list[float]]:
     """A score over rounds, seconds or megabytes, with a band of one deviation over seeds."""
-    scale = 1 if name == "loss" else 100
+    scale = 1 if name in UNITS else 100
     x: list[float] = {
         "rounds": [float(r["round"]) for r in run.records],
         "seconds": run.seconds,
