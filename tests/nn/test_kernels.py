@@ -13,9 +13,12 @@ from torch import Tensor
 
 from builders import CPU
 from polyphily.nn import kernels
+from polyphily.nn.decoupled import EdgeKinds
 from polyphily.nn.draws import Streams
+from polyphily.nn.layers import mixed_channels
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.unifilter import Packed
 
 pytestmark = pytest.mark.skipif(not kernels.TRITON, reason="Triton is not installed")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -71,21 +74,27 @@ def test_products_at_entries(width: int) -> None:
 
 
 @usable
+@pytest.mark.parametrize("sizes", [SIZES, (300, 251, 290)])
 @pytest.mark.parametrize(("inner", "outer"), [(5, 3), (64, 1), (33, 70), (1, 16)])
-def test_grouped_products_and_their_gradients(inner: int, outer: int) -> None:
-    segments = Segments(SIZES, DEVICE)
-    x, weight = numbers(sum(SIZES), inner), numbers(len(SIZES), inner, outer, seed=1)
-    x.requires_grad_()
-    weight.requires_grad_()
-    parts = zip(x.split(list(SIZES)), weight, strict=True)
-    expected = torch.cat([part @ own for part, own in parts])
-    found = segments.matmul(x, weight)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    upstream = numbers(*expected.shape, seed=2)
-    ours = torch.autograd.grad((found * upstream).sum(), [x, weight])
-    theirs = torch.autograd.grad((expected * upstream).sum(), [x, weight])
-    for mine, reference in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
+def test_grouped_products_and_their_gradients(
+    inner: int, outer: int, sizes: tuple[int, ...]
+) -> None:
+    """To float32's digits: a single product in TF32 would be off by a hundred times as much."""
+    segments = Segments(sizes, DEVICE)
+    x, weight = numbers(sum(sizes), inner), numbers(len(sizes), inner, outer, seed=1)
+    upstream = numbers(sum(sizes), outer, seed=2)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        given = [tensor.detach().to(dtype).requires_grad_() for tensor in (x, weight)]
+        if dtype == torch.float32:
+            out = segments.matmul(given[0], given[1])
+        else:
+            parts = zip(given[0].split(list(sizes)), given[1], strict=True)
+            out = torch.cat([part @ own for part, own in parts])
+        grads = torch.autograd.grad((out * upstream.to(dtype)).sum(), given)
+        results.append([out, *grads])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=1e-4)
 
 
 @usable
@@ -127,3 +136,127 @@ def test_plain_torch_serves_where_kernels_do_not() -> None:
     assert kernels.available(torch.zeros(2)) == INTERPRETED
     assert importlib.import_module("polyphily.nn.kernels") is kernels
     assert Segments((2,), CPU).sum(torch.ones(2, 1)).item() == 2
+
+
+def close(found: Tensor | None, expected: Tensor | None) -> None:
+    assert found is not None
+    assert expected is not None
+    torch.testing.assert_close(found.double(), expected.double(), rtol=2e-4, atol=2e-4)
+
+
+@usable
+@pytest.mark.parametrize("width", [1, 5, 16, 70])
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.9])
+@pytest.mark.parametrize("learned", [False, True])
+def test_sums_by_kind_and_their_gradients(width: int, share: float, learned: bool) -> None:
+    """In float64 the sums are products with a matrix for each kind."""
+    nodes = 75
+    source = torch.Generator().manual_seed(4)
+    upper = (torch.rand(nodes, nodes, generator=source) < share).triu(1)
+    row, col = (upper | upper.T).nonzero(as_tuple=True)
+    edges = SparseMatrix.from_coordinates(
+        row.numpy(), col.numpy(), None, (nodes, nodes), dtype=torch.float32, device=DEVICE
+    )
+    both = torch.randint(0, 3, (nodes, nodes), generator=source).triu(1)
+    kinds = EdgeKinds(edges, (both + both.T)[row, col].to(torch.int8).to(DEVICE))
+    hom, het = numbers(nodes, width), numbers(nodes, width, seed=3)
+    alpha = numbers(nodes, 1, seed=1).sigmoid()
+    way = numbers(nodes, width, seed=2)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        given = [x.detach().to(dtype).requires_grad_() for x in (hom, het, alpha)]
+        given[2].requires_grad_(learned)
+        out = kinds.sum(*given)
+        (out * way.to(dtype)).sum().backward()
+        results.append([out, *(x.grad for x in given if x.requires_grad)])
+    for found, expected in zip(*results, strict=True):
+        close(found, expected)
+
+
+@usable
+@pytest.mark.parametrize("width", [1, 3, 16, 70, 128])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_mixed_channels_and_their_gradients(width: int, scaled: bool) -> None:
+    """In float64 the mixture is made of torch's own operations."""
+    segments = Segments(SIZES, DEVICE)
+    rows = sum(SIZES)
+    inputs = [numbers(rows, 3 * width), numbers(rows, 2 * width, seed=2)]
+    inputs += [numbers(len(SIZES), width, 3, seed=4), numbers(len(SIZES), 3, 3, seed=5)]
+    scales = numbers(rows, 2, seed=6).abs() if scaled else None
+    way = numbers(rows, width, seed=7)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        given = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        whole, near, attend, mix = given
+        pair, own = whole.split([2 * width, width], dim=1)  # rows that lie apart
+        factors = None if scales is None else scales.to(dtype)
+        out = mixed_channels(own, pair, near, factors, attend, mix, segments)
+        (out * way.to(dtype)).sum().backward()
+        results.append([out, *(x.grad for x in given)])
+    for found, expected in zip(*results, strict=True):
+        close(found, expected)
+
+
+LARGE = (300, 0, 7, 520)  # some larger than a tile of a sum
+
+
+@usable
+@pytest.mark.parametrize("p", [None, 0.0, 0.4])
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "orders", "width"), [(SIZES, 4, 70), (SIZES, 6, 1), (LARGE, 5, 5), ((0, 0), 3, 5)]
+)
+def test_mixtures_of_bases_and_their_gradients(
+    sizes: tuple[int, ...], orders: int, width: int, expanded: bool, p: float | None
+) -> None:
+    """None: no draws, as in evaluation."""
+    segments = Segments(sizes, DEVICE)
+    bases = numbers(orders, segments.rows, width)
+    stored = numbers(len(sizes), orders, 1 if expanded else width, seed=1).requires_grad_()
+    weight = stored.expand(-1, -1, width)
+    streams = Streams([(5, k) for k in range(len(sizes))], DEVICE, hashed=True)
+    fused, plain = (None if p is None else streams.of_round(3) for _ in range(2))
+    found = Packed(segments, bases).mixture(weight, fused, p or 0.0)
+    assert found.grad_fn is not None
+    assert found.grad_fn.name() == "_MixtureBackward", "no kernel was used"
+
+    kept = torch.ones_like(bases)
+    if plain is not None and p:
+        dropped = round(p * 65536)
+        drawn = [plain.at_least(dropped, width, segments.pointers) for _ in bases]
+        kept = torch.stack(drawn) * (65536 / (65536 - dropped))
+        assert segments.rows == 0 or 0.2 < float((kept == 0).float().mean()) < 0.6
+    expected = (kept * bases * weight[segments.owner].transpose(0, 1)).sum(dim=0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    upstream = numbers(*expected.shape, seed=2)
+    (ours,) = torch.autograd.grad((found * upstream).sum(), stored)
+    (theirs,) = torch.autograd.grad((expected * upstream).sum(), stored)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@usable
+def test_a_mixture_draws_as_many_masks_as_there_are_bases() -> None:
+    segments = Segments(SIZES, DEVICE)
+    bases, weight = numbers(3, segments.rows, 2), numbers(len(SIZES), 3, 2, seed=1)
+    streams = Streams([(5, k) for k in range(len(SIZES))], DEVICE, hashed=True)
+    fused, plain = streams.of_round(3), streams.of_round(3)
+    x = torch.ones(segments.rows, 9, device=DEVICE)
+    for p in (0.4, 0.0, 0.4):
+        Packed(segments, bases).mixture(weight, fused, p)
+        for basis in bases:
+            plain.dropout(basis, p, segments.pointers)
+        after = fused.dropout(x, 0.5, segments.pointers)
+        assert torch.equal(after, plain.dropout(x, 0.5, segments.pointers))
+
+
+@usable
+def test_a_mixture_of_other_draws_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "mixture", lambda *_: pytest.fail("a kernel cannot draw these"))
+    segments = Segments(SIZES, CPU)
+    streams = Streams([(5, k) for k in range(len(SIZES))], CPU, hashed=False)
+    bases, weight = numbers(3, segments.rows, 2).cpu(), numbers(len(SIZES), 3, 2, seed=1).cpu()
+    found = Packed(segments, bases).mixture(weight, streams.of_round(0), 0.4)
+    again = streams.of_round(0)
+    kept = torch.stack([again.dropout(basis, 0.4, segments.pointers) for basis in bases])
+    expected = (kept * weight[segments.owner].transpose(0, 1)).sum(dim=0)
+    torch.testing.assert_close(found, expected)

@@ -6,15 +6,17 @@ layer the parameters of the two channels are those whose names end in `_hom` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from polyphily.nn import kernels
 from polyphily.nn.backbones import Backbone, Output, Shape
-from polyphily.nn.layers import Linear, glorot, matmul, zeros
+from polyphily.nn.layers import Linear, glorot, matmul, mixed_channels, mixture, zeros
 from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
@@ -30,13 +32,43 @@ def channel_of(parameter: str) -> str | None:
     return ending if ending in CHANNELS else None
 
 
+HET, HOM, UNKNOWN = 0, 1, 2
+
+
 @dataclass(frozen=True)
 class EdgeKinds:
-    """The adjacency pattern in three parts, each symmetric, all ones."""
+    """The adjacency pattern with a kind for every edge, the same for its reverse.
 
-    hom: SparseMatrix
-    het: SparseMatrix
-    unknown: SparseMatrix
+    Attributes:
+        edges: the pattern, symmetric, all ones.
+        kind: of every entry, int8.
+        moving: whether the kinds last a single step. On a GPU they stay zeros and ones at all edges
+            then: how many edges there are of a kind is nothing that the host would have to wait
+            for.
+    """
+
+    edges: SparseMatrix
+    kind: Tensor
+    moving: bool = False
+
+    def of(self, kind: int) -> SparseMatrix:
+        """The pattern of one kind."""
+        chosen = self.kind == kind
+        if self.moving and chosen.is_cuda:
+            return mark(self.edges, chosen, torch.float32)
+        return _select(self.edges, chosen)
+
+    @cached_property
+    def hom(self) -> SparseMatrix:
+        return self.of(HOM)
+
+    @cached_property
+    def het(self) -> SparseMatrix:
+        return self.of(HET)
+
+    @cached_property
+    def unknown(self) -> SparseMatrix:
+        return self.of(UNKNOWN)
 
     def sum(self, hom: Tensor, het: Tensor, alpha: Tensor) -> Tensor:
         """Equation 6 without the node itself, for messages of the two channels.
@@ -44,29 +76,19 @@ class EdgeKinds:
         Equation 5 mixes parameters, theta_unk = alpha theta_hom + (1 - alpha) theta_het. For linear
         maps that is mixing what arrives at the centre node, which needs no weights per node.
         """
+        if all(map(kernels.available, (hom, het, alpha))):
+            edges = self.edges
+            return kernels.sum_by_kind(edges.crow, edges.col, self.kind, hom, het, alpha)
         known = self.hom @ hom + self.het @ het
         return known + alpha * (self.unknown @ hom) + (1 - alpha) * (self.unknown @ het)
 
 
 def edge_kinds(cohort: Cohort, labels: Tensor, *, moving: bool = False) -> EdgeKinds:
-    """The kinds of a cohort's edges; `labels` are -1 where unknown (equation 4).
-
-    Kinds that last a single step are kept as zeros and ones at all edges on a GPU (`moving`): how
-    many edges there are of a kind is then nothing that the host would have to wait for.
-    """
-    edges = cohort.edges
-    of_row, of_col = labels[edges.row], labels[edges.col_long]
+    """The kinds of a cohort's edges; `labels` are -1 where unknown (equation 4)."""
+    of_row, of_col = labels[cohort.edges.row], labels[cohort.edges.col_long]
     known = (of_row >= 0) & (of_col >= 0)
-    same = of_row == of_col
-    if moving and labels.is_cuda:
-        return EdgeKinds(
-            *(mark(edges, kind, cohort.dtype) for kind in (known & same, known & ~same, ~known))
-        )
-    return EdgeKinds(
-        hom=_select(edges, known & same),
-        het=_select(edges, known & ~same),
-        unknown=_select(edges, ~known),
-    )
+    kind = torch.where(known, of_row == of_col, UNKNOWN).to(torch.int8)
+    return EdgeKinds(cohort.edges, kind, moving)
 
 
 def mark(edges: SparseMatrix, chosen: Tensor, dtype: torch.dtype) -> SparseMatrix:
@@ -159,18 +181,17 @@ class ACMDecoupledConv(nn.Module):
         hom = matmul(x, self.weight_hom, cohort)
         het = matmul(x, self.weight_het, cohort)
         alpha = self.harmoniser(x, cohort).sigmoid()  # equation 5
-        near_low, near_high = kinds.sum(hom, het, alpha).chunk(2, dim=1)
-        low, high, own = matmul(x, self.weight_self, cohort).chunk(3, dim=1)
-        degrees = cohort.degrees.unsqueeze(1)
-        low, high = low + near_low, degrees * high - near_high
-        if self.normalise == "mean":
-            scale = (degrees + 1).reciprocal()
-            low, high = scale * low, scale * high
-        messages = [low.relu(), high.relu(), own.relu()]
-        product = cohort.segments.matmul
-        attend = torch.split(self.attend, 1, dim=2)
-        scores = [product(m, a) for m, a in zip(messages, attend, strict=True)]
-        return _mixture(messages, scores, self.mix, product)
+        near = kinds.sum(hom, het, alpha)
+        width = near.shape[1]
+        pair, own = torch.split(matmul(x, self.weight_self, cohort), [width, width // 2], dim=1)
+        scales = cohort.once(("decoupled scales", self.normalise), self._scales)
+        return mixed_channels(own, pair, near, scales, self.attend, self.mix, cohort.segments)
+
+    def _scales(self, cohort: Cohort) -> Tensor:
+        """What s_v and z_v W_self are multiplied by in H_v; the former holds for L_v, too."""
+        degrees = cohort.degrees
+        by = 1 / (degrees + 1) if self.normalise == "mean" else torch.ones_like(degrees)
+        return torch.stack([by, by * degrees], dim=1)
 
 
 class AttentionDecoupledConv(nn.Module):
@@ -224,22 +245,7 @@ class AttentionDecoupledConv(nn.Module):
         own = matmul(x, self.weight_self, cohort).relu()
         messages.append(own)
         scores.append(product(own, self.attend_self))
-        return _mixture(messages, scores, self.mix, product)
-
-
-def _mixture(
-    messages: Sequence[Tensor],
-    scores: Sequence[Tensor],
-    mix: Tensor,
-    product: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """n · sum_i w_i message_i, w = softmax(sigmoid(scores) W_mix / n), for n messages."""
-    mixed = product(torch.cat(list(scores), dim=1).sigmoid(), mix) / len(messages)
-    weights = torch.split(len(messages) * mixed.softmax(dim=1), 1, dim=1)
-    first, *others = (w * m for w, m in zip(weights, messages, strict=True))
-    for other in others:
-        first = first + other
-    return first
+        return mixture(messages, scores, self.mix, cohort.segments)
 
 
 class Decoupled(Backbone):

@@ -66,6 +66,12 @@ class Streams:
         return self._places[key]
 
 
+def _level(p: float) -> tuple[int, float]:
+    """The threshold below which an entry is dropped, and the scale of the others."""
+    threshold = round(p * _LEVELS)
+    return threshold, _LEVELS / (_LEVELS - threshold)
+
+
 class Draws:
     """The draws of one round; each call goes on in every client's stream."""
 
@@ -77,10 +83,7 @@ class Draws:
             p: to the nearest 1/65536.
             pointers: client `k` owns rows `pointers[k]` to `pointers[k + 1]`.
         """
-        if p <= 0:
-            return x
-        threshold = round(p * _LEVELS)
-        return self._drop(x, threshold, _LEVELS / (_LEVELS - threshold), pointers)
+        return x if p <= 0 else self._drop(x, *_level(p), pointers)
 
     def _drop(self, x: Tensor, threshold: int, scale: float, pointers: Sequence[int]) -> Tensor:
         width = x[0].numel() if len(x) else 0
@@ -138,6 +141,14 @@ class HashedDraws(Draws):
         self._calls += 1
         places, moment = self._streams.places(pointers), (self._round, self._calls)
         return kernels.dropout(x, threshold, scale, places, self._streams.words, moment)
+
+    def hashes(self, p: float, calls: int) -> kernels.Hashes | None:
+        """What decides in the next calls of `dropout`, which count as made; None: all is kept."""
+        if p <= 0:
+            return None
+        call = self._calls + 1
+        self._calls += calls
+        return kernels.Hashes(self._streams.words, self._round, call, *_level(p))
 
     def at_least(self, threshold: int, width: int, pointers: Sequence[int]) -> Tensor:
         return shifted(self._words(width, pointers), 16) >= threshold

@@ -8,7 +8,7 @@ Sums run in a fixed order, so results do not change from run to run.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,10 @@ else:
 if TYPE_CHECKING:
     from polyphily.nn.segments import Segments
 
-TILE = 32  # rows of a client that a program multiplies at a time
+TILE, LARGE_TILE = 32, 64  # rows of a client that a program multiplies at a time
+LARGE = 256  # mean rows of a client from which on tiles are large
+SHORT_TILE = 16  # that it mixes from many matrices
+TALL_TILE = 256  # that it sums up
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own interpreter, for tests
 
 
@@ -36,6 +39,12 @@ def _power(number: int, least: int, most: int) -> int:
     return min(max(1 << (max(number, 1) - 1).bit_length(), least), most)
 
 
+def _blocks(width: int, degree: float) -> tuple[int, int, int]:
+    """Columns, rows and entries that a program of a sparse product takes at a time."""
+    height, entries = (8, 4) if degree < 6 else (4, 8) if degree < 64 else (1, 32)
+    return _power(width, 16, 64), height, entries
+
+
 def sparse_product(
     crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor
 ) -> Tensor:
@@ -45,9 +54,7 @@ def sparse_product(
     out = dense.new_empty(rows, width)
     if out.numel() == 0:
         return out
-    columns = _power(width, 16, 64)
-    each = len(col) / rows
-    height, entries = (8, 4) if each < 6 else (4, 8) if each < 64 else (1, 32)
+    columns, height, entries = _blocks(width, len(col) / rows)
     grid = (-(-rows // height), -(-width // columns))
     triton_kernels.sparse_kernel[grid](
         crow, col, col if value is None else value, dense, out, rows, width,
@@ -69,17 +76,22 @@ def entry_products(row: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Ten
     return out
 
 
+def _tile(segments: Segments) -> int:
+    return LARGE_TILE if segments.rows >= LARGE * len(segments) else TILE
+
+
 def grouped_product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
     """Each client's rows times that client's matrix (`Segments.matmul`)."""
     inner, outer = weight.shape[1], weight.shape[2]
     out = x.new_empty(segments.rows, outer)
     if out.numel() == 0:
         return out
-    client, start, stop = segments.tiles(TILE)
+    tile = _tile(segments)
+    client, start, stop = segments.tiles(tile)
     columns = _power(outer, 16, 64)
     triton_kernels.grouped_kernel[(len(client), -(-outer // columns))](
         x, weight, out, client, start, stop, inner, outer, *weight.stride(),
-        PRECISION=precision(), ROWS=TILE, INNER=_power(inner, 16, 32), OUTER=columns,
+        PRECISION=precision(), ROWS=tile, INNER=_power(inner, 16, 32), OUTER=columns,
     )  # fmt: skip
     return out
 
@@ -90,7 +102,8 @@ def grouped_gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
     out = x.new_empty(len(segments), inner, outer)
     if out.numel() == 0:
         return out
-    height, columns = _power(inner, 16, 32), _power(outer, 16, 32)
+    tile = _tile(segments)
+    height, columns = _power(inner, 16, tile), _power(outer, 16, tile)
     triton_kernels.gradient_kernel[(len(segments), -(-inner // height), -(-outer // columns))](
         x, grad, out, segments.starts, inner, outer,
         PRECISION=precision(), ROWS=TILE, INNER=height, OUTER=columns,
@@ -155,7 +168,190 @@ def _drop(
     return out
 
 
+def sum_by_kind(
+    crow: Tensor, col: Tensor, kind: Tensor, hom: Tensor, het: Tensor, alpha: Tensor
+) -> Tensor:
+    """Sums over neighbours whose edges have kinds (`decoupled.EdgeKinds.sum`); differentiable.
+
+    Args:
+        crow: of a symmetric pattern in CSR form,
+        col: and its columns.
+        kind: of every entry, the same for an edge and its reverse.
+        hom: messages of the homophilic channel, `[nodes, width]`,
+        het: and of the heterophilic one.
+        alpha: share of the homophilic channel at unknown edges, `[nodes, 1]`.
+    """
+    summed: Tensor = _SumByKind.apply(crow, col, kind, hom, het, alpha)  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _SumByKind(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, crow: Tensor, col: Tensor, kind: Tensor, hom: Tensor, het: Tensor, alpha: Tensor
+    ) -> Tensor:
+        hom, het, alpha = hom.contiguous(), het.contiguous(), alpha.contiguous()
+        rows, width = hom.shape
+        out = torch.empty_like(hom)
+        keep = bool(ctx.needs_input_grad[5])
+        gap = torch.empty_like(hom) if keep else out
+        if out.numel():
+            columns, height, entries = _blocks(width, len(col) / rows)
+            triton_kernels.kinds_kernel[(-(-rows // height), -(-width // columns))](
+                crow, col, kind, hom, het, alpha, out, gap, rows, width,
+                KEEP=keep, ROWS=height, ENTRIES=entries, COLUMNS=columns,
+            )  # fmt: skip
+        ctx.save_for_backward(crow, col, kind, alpha, gap if keep else None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        crow, col, kind, alpha, gap = ctx.saved_tensors
+        grad = grad.contiguous()
+        rows, width = grad.shape
+        to_hom, to_het = torch.empty_like(grad), torch.empty_like(grad)
+        if grad.numel():
+            columns, height, entries = _blocks(width, len(col) / rows)
+            triton_kernels.kinds_gradient_kernel[(-(-rows // height), -(-width // columns))](
+                crow, col, kind, grad, alpha, to_hom, to_het, rows, width,
+                ROWS=height, ENTRIES=entries, COLUMNS=columns,
+            )  # fmt: skip
+        to_alpha = None if gap is None else (grad * gap).sum(dim=1, keepdim=True)
+        return None, None, None, to_hom, to_het, to_alpha
+
+
+def mixed_channels(
+    own: Tensor,
+    pair: Tensor,
+    near: Tensor,
+    scales: Tensor | None,
+    attend: Tensor,
+    mix: Tensor,
+    segments: Segments,
+) -> Tensor:
+    """The end of an ACM layer (`layers.mixed_channels`), one pass over its inputs; differentiable
+    in all but the scales."""
+    mixed: Tensor = _MixedChannels.apply(own, pair, near, scales, attend, mix, segments)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+class _MixedChannels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        own: Tensor,
+        pair: Tensor,
+        near: Tensor,
+        scales: Tensor | None,
+        attend: Tensor,
+        mix: Tensor,
+        segments: Segments,
+    ) -> Tensor:
+        own, pair = (x if x.stride(1) == 1 else x.contiguous() for x in (own, pair))
+        near, attend, mix = (x.contiguous() for x in (near, attend, mix))
+        ctx.segments = segments
+        ctx.save_for_backward(own, pair, near, attend, mix, scales)
+        out = own.new_empty(own.shape)
+        if out.numel():
+            client, start, stop = segments.tiles(SHORT_TILE)
+            triton_kernels.channel_kernel[(len(client),)](
+                own, pair, near, own if scales is None else scales, attend, mix, out,
+                client, start, stop, own.shape[1], own.stride(0), pair.stride(0),
+                SCALED=scales is not None, ROWS=SHORT_TILE, COLUMNS=_power(own.shape[1], 16, 64),
+            )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        own, pair, near, attend, mix, scales = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        width = own.shape[1]
+        to_own, to_pair, to_near = (x.new_empty(x.shape) for x in (own, pair, near))
+        client, start, stop = segments.tiles(SHORT_TILE)
+        part_attend = own.new_empty(len(client), width * 3)
+        part_mix = own.new_empty(len(client), 9)
+        if own.numel():
+            triton_kernels.channel_gradient_kernel[(len(client),)](
+                own, pair, near, own if scales is None else scales, attend, mix,
+                grad.contiguous(), to_own, to_pair, to_near, part_attend, part_mix,
+                client, start, stop, width, own.stride(0), pair.stride(0),
+                SCALED=scales is not None, ROWS=SHORT_TILE, COLUMNS=_power(width, 16, 64),
+            )  # fmt: skip
+        tiles = segments.tiled(SHORT_TILE)
+        to_attend = segment_sum(part_attend, tiles).view(attend.shape)
+        to_mix = segment_sum(part_mix, tiles).view(mix.shape)
+        return to_own, to_pair, to_near, None, to_attend, to_mix, None
+
+
 def precision() -> str:
-    """How float32 products are computed: exactly, or in TF32 where torch is told so."""
+    """How float32 products are computed: as three products of TF32 halves, which together keep
+    float32's digits but for the last bits, or as one where torch is told that TF32 will do."""
     allowed = torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if allowed else "ieee"
+    return "tf32" if allowed else "tf32x3"
+
+
+class Hashes(NamedTuple):
+    """What decides which entries are kept in consecutive calls of dropout."""
+
+    words: Tensor
+    round_index: Tensor
+    call: int  # the first of them
+    threshold: int
+    scale: float
+
+
+def mixture(bases: Tensor, weight: Tensor, segments: Segments, hashes: Hashes | None) -> Tensor:
+    """sum_k weight[client, k] ∘ bases[k] at each row, `[orders, rows, F] -> [rows, F]`.
+
+    Every basis goes through a call of dropout of its own where hashes are given. The bases are
+    read once and nothing as large is made; differentiable in the weights, `[clients, orders, F]`.
+    """
+    mixed: Tensor = _Mixture.apply(weight, bases.contiguous(), segments, hashes)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+class _Mixture(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, *how: Any) -> Tensor:
+        ctx.how = how
+        return _mix(weight, *how)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _mixture_gradient(grad.contiguous(), *ctx.how), None, None, None
+
+
+def _mix(weight: Tensor, bases: Tensor, segments: Segments, hashes: Hashes | None) -> Tensor:
+    orders, rows, width = bases.shape
+    out = bases.new_empty(rows, width)
+    if out.numel():
+        tiles, columns = segments.tiles(SHORT_TILE), _power(width, 16, 64)
+        triton_kernels.mixture_kernel[(len(tiles[0]) * -(-width // columns),)](
+            bases, weight, out, *tiles, segments.starts, *(hashes or _no_hashes(bases)),
+            width, bases.stride(0), *weight.stride(),
+            DROPS=hashes is not None, ORDERS=orders, ROWS=SHORT_TILE, COLUMNS=columns,
+        )  # fmt: skip
+    return out
+
+
+def _mixture_gradient(
+    grad: Tensor, bases: Tensor, segments: Segments, hashes: Hashes | None
+) -> Tensor:
+    """A sum for every tile, then the sums of each client's tiles: large clients are shared out."""
+    orders, _, width = bases.shape
+    tiles = segments.tiles(TALL_TILE)
+    sums = bases.new_empty(len(tiles[0]), orders, width)
+    if sums.numel():
+        columns, together = _power(width, 16, 64), _power(orders, 1, 4)
+        programs = len(sums) * -(-width // columns) * -(-orders // together)
+        triton_kernels.mixture_gradient_kernel[(programs,)](
+            bases, grad, sums, *tiles, segments.starts, *(hashes or _no_hashes(bases)),
+            orders, width, bases.stride(0),
+            DROPS=hashes is not None, TILE=TALL_TILE, ORDERS=together, ROWS=8, COLUMNS=columns,
+        )  # fmt: skip
+    summed = segment_sum(sums.view(len(sums), orders * width), segments.tiled(TALL_TILE))
+    return summed.view(len(segments), orders, width)
+
+
+def _no_hashes(unused: Tensor) -> Hashes:
+    return Hashes(unused, unused, 0, 0, 1.0)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyphily.nn import kernels
 from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
     from polyphily.federation.cohort import Cohort
+    from polyphily.nn.segments import Segments
 
 
 def glorot(shape: tuple[int, ...], fan_in: int, fan_out: int) -> nn.Parameter:
@@ -30,6 +33,13 @@ def matmul(x: Tensor | SparseMatrix, weight: Tensor, cohort: Cohort) -> Tensor:
     if isinstance(x, SparseMatrix):
         return x @ weight.reshape(-1, weight.shape[2])
     return cohort.segments.matmul(x, weight)
+
+
+def matmul_both(x: Tensor | SparseMatrix, one: Tensor, two: Tensor, cohort: Cohort) -> Tensor:
+    """Two products side by side. Wide features have larger weights than products, others not."""
+    if isinstance(x, SparseMatrix):
+        return torch.cat([matmul(x, one, cohort), matmul(x, two, cohort)], dim=1)
+    return matmul(x, torch.cat([one, two], dim=2), cohort)
 
 
 class Linear(nn.Module):
@@ -118,15 +128,56 @@ class ACMConv(nn.Module):
         self.mix = glorot((self.channels, self.channels), self.channels, self.channels)
 
     def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
-        low = matmul(x, self.weight_low, cohort)
-        high = matmul(x, self.weight_high, cohort)
-        smooth_low, smooth_high = (cohort.random_walk @ torch.cat([low, high], dim=1)).chunk(2, 1)
+        pair = matmul_both(x, self.weight_low, self.weight_high, cohort)
         own = matmul(x, self.weight_self, cohort)
-        messages = [smooth_low.relu(), (high - smooth_high).relu(), own.relu()]
-        attend = torch.split(self.attend, 1, dim=2)
-        product = cohort.segments.matmul
-        scores = [product(m, a) for m, a in zip(messages, attend, strict=True)]
-        mixed = product(torch.cat(scores, dim=1).sigmoid(), self.mix) / self.channels
-        weights = torch.split(self.channels * mixed.softmax(dim=1), 1, dim=1)
-        low, high, own = (w * m for w, m in zip(weights, messages, strict=True))
-        return low + high + own
+        near = cohort.random_walk @ pair
+        return mixed_channels(own, pair, near, None, self.attend, self.mix, cohort.segments)
+
+
+def mixed_channels(
+    own: Tensor,
+    pair: Tensor,
+    near: Tensor,
+    scales: Tensor | None,
+    attend: Tensor,
+    mix: Tensor,
+    segments: Segments,
+) -> Tensor:
+    """3 times the mixture of M = relu(own) and, with [l, h] = pair and [l', h'] = near,
+
+        L = relu(l'), H = relu(h - h'), or with scales b and c: L = relu(b (l + l')),
+        H = relu(c h - b h'), by the weights softmax(sigmoid([L a_L, H a_H, M a_M]) W_mix / 3).
+
+    Args:
+        own: what a node tells itself, `[nodes, width]`.
+        pair: for the low-pass and the high-pass channel, `[nodes, 2 · width]`.
+        near: what its neighbours tell these two.
+        scales: b and c of every node, `[nodes, 2]`, constants.
+        attend: a_L, a_H and a_M of every client, `[clients, width, 3]`.
+        mix: W_mix of every client, `[clients, 3, 3]`.
+        segments: whose the nodes are.
+    """
+    if all(map(kernels.available, (own, pair, near))):
+        return kernels.mixed_channels(own, pair, near, scales, attend, mix, segments)
+    (low, high), (near_low, near_high) = pair.chunk(2, dim=1), near.chunk(2, dim=1)
+    if scales is None:
+        low, high = near_low, high - near_high
+    else:
+        by, times = scales.chunk(2, dim=1)
+        low, high = by * (low + near_low), times * high - by * near_high
+    messages = (low.relu(), high.relu(), own.relu())
+    vectors = torch.split(attend, 1, dim=2)
+    scores = [segments.matmul(m, a) for m, a in zip(messages, vectors, strict=True)]
+    return mixture(messages, scores, mix, segments)
+
+
+def mixture(
+    messages: Sequence[Tensor], scores: Sequence[Tensor], mix: Tensor, segments: Segments
+) -> Tensor:
+    """n · sum_i w_i message_i, w = softmax(sigmoid(scores) W_mix / n), for n messages."""
+    mixed = segments.matmul(torch.cat(list(scores), dim=1).sigmoid(), mix) / len(messages)
+    weights = torch.split(len(messages) * mixed.softmax(dim=1), 1, dim=1)
+    first, *others = (w * m for w, m in zip(weights, messages, strict=True))
+    for other in others:
+        first = first + other
+    return first

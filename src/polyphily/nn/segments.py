@@ -101,6 +101,17 @@ class Segments:
     def _tiles(self) -> dict[int, Tensor]:
         return {}
 
+    def tiled(self, size: int) -> Segments:
+        """Whose these blocks are: segments of blocks instead of rows."""
+        if size not in self._tiled:
+            counts = tuple(-(-rows // size) for rows in self.sizes)
+            self._tiled[size] = Segments(counts, self.device)
+        return self._tiled[size]
+
+    @cached_property
+    def _tiled(self) -> dict[int, Segments]:
+        return {}
+
     def sum(self, x: Tensor) -> Tensor:
         """Sums of the rows of each client, `[rows, …] -> [clients, …]`."""
         wide = flat(full(x))

@@ -5,9 +5,7 @@ Rows of several clients are handled together, each client's graph by itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import scipy.sparse as sp
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyphily.nn import cores
 from polyphily.nn.segments import Segments
 
 DENSE_CPU, DENSE_GPU = 256, 4096  # rows of a client up to which a dense eigensolver is faster
@@ -143,10 +142,8 @@ def _eigenvectors(matrices: Tensor) -> Tensor:
     if not matrices.is_cuda:
         alone: Tensor = torch.linalg.eigh(matrices).eigenvectors
         return alone
-    workers = min(os.cpu_count() or 1, len(matrices))
-    parts = np.array_split(matrices.cpu().numpy(), workers)
-    with ThreadPoolExecutor(workers) as pool:
-        solved = list(pool.map(lambda part: np.linalg.eigh(part)[1], parts))
+    parts = np.array_split(matrices.cpu().numpy(), min(cores.count(), len(matrices)))
+    solved = cores.each(lambda part: np.linalg.eigh(part)[1], parts)
     return torch.from_numpy(np.concatenate(solved)).to(matrices.device)
 
 

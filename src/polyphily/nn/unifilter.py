@@ -16,13 +16,16 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import scipy.linalg
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
 from polyphily.graphs.graph import UNLABELLED
+from polyphily.nn import cores, kernels
 from polyphily.nn.backbones import Backbone, Output, Shape
+from polyphily.nn.draws import HashedDraws
 from polyphily.nn.layers import Linear
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from polyphily.nn.draws import Draws
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 Masks: TypeAlias = Sequence[Sequence[Tensor]]  # of every order and client, zeros and ones
 
 UNKNOWN_HOMOPHILY = 0.75  # of a graph without an edge between train nodes
@@ -41,10 +45,10 @@ EXHAUSTED = 1e-5  # Krylov residuals of unit vectors: above 1e-3, or rounding (t
 EPSILON = float(np.finfo(np.float64).eps)
 
 DENSE_ON_CPU = 600  # shorter side of a matrix up to which LAPACK beats the iteration
-DENSE_ELSEWHERE = 64  # and where a dense solver waits for the host
+DENSE_ELSEWHERE = 256  # and where the matrix must go to the host for that
 SPARE = 1  # vectors iterated beside those wanted
 DEPTH = 8  # blocks in a Krylov space before it is restarted
-RESTARTS = 40
+RESTARTS, FEW_RESTARTS = 40, 5  # of large matrices, and of those that LAPACK solves in no time
 ACCURACY = 1e-9  # of an eigenvector: its residual over the gap to the next eigenvalue
 LEVELS = 1 << 16  # of the numbers that decide about dropout
 PACKED_AT_MOST = 1 << 32  # numbers in the bases of nodes without labels that a GPU packs
@@ -173,7 +177,7 @@ def largest_eigenpairs(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
     start = torch.randn(side, block, generator=source, dtype=a.dtype).to(a.device)
     v = _orthonormal(start.expand(len(a), -1, -1))
     values = a.new_zeros(len(a), block)
-    for _ in range(RESTARTS):
+    for _ in range(FEW_RESTARTS if side <= DENSE_ON_CPU else RESTARTS):
         q = v
         image = products = a @ (a.mT @ v) if gram is None else gram @ v
         for _ in range(DEPTH - 1):
@@ -203,13 +207,16 @@ def _gram(a: Tensor) -> Tensor:
 
 
 def _dense_eigenpairs(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    gram = _gram(a)
-    if a.device.type != "cpu":
-        values, vectors = torch.linalg.eigh(gram)
-        return values.flip(1)[:, :count], vectors.flip(2)[:, :, :count]
-    wanted = [gram.shape[1] - count, gram.shape[1] - 1]  # LAPACK can leave out the rest
-    solved = [scipy.linalg.eigh(g, subset_by_index=wanted, overwrite_a=True) for g in gram.numpy()]
-    values, vectors = (torch.from_numpy(np.stack(part)) for part in zip(*solved, strict=True))
+    """By LAPACK, which can leave out the eigenvectors that nobody wants; a GPU cannot."""
+    gram = _gram(a).cpu().numpy()
+    wanted = [gram.shape[1] - count, gram.shape[1] - 1]
+
+    def solve(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
+        return scipy.linalg.eigh(matrix, subset_by_index=wanted, overwrite_a=True)  # type: ignore[no-any-return]
+
+    solved = map(solve, gram) if a.device.type == "cpu" else cores.each(solve, gram)
+    parts = (torch.from_numpy(np.stack(part)) for part in zip(*solved, strict=True))
+    values, vectors = (part.to(a.device) for part in parts)
     return values.flip(1), vectors.flip(2)
 
 
@@ -392,6 +399,9 @@ class Packed:
         return self.segments.pointers
 
     def mixture(self, coefficients: Tensor, draws: Draws | None, p: float) -> Tensor:
+        if kernels.available(self.bases) and (draws is None or isinstance(draws, HashedDraws)):
+            hashes = None if draws is None else draws.hashes(p, len(self.bases))
+            return kernels.mixture(self.bases, coefficients, self.segments, hashes)
         kept: Sequence[Tensor] = self.bases.unbind()
         if draws is not None:
             kept = [draws.dropout(basis, p, self.pointers) for basis in kept]
