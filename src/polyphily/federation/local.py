@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from polyphily.federation.cohort import Cohort
 from polyphily.federation.optimizers import Optimizer, OptimizerSpec
+from polyphily.federation.replay import Given
 from polyphily.nn.backbones import Backbone, Output
 from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
@@ -23,9 +24,6 @@ Message: TypeAlias = dict[str, Tensor]
 """Named tensors with a leading client axis; a scalar per client is a tensor `[K]`."""
 
 MODEL = "model/"
-
-Given: TypeAlias = Callable[[Callable[[int], npt.NDArray[Any]]], Tensor]
-"""Makes a tensor of what the host computes from a round's number."""
 
 
 def model_part(message: Mapping[str, Tensor]) -> Message:
@@ -104,6 +102,14 @@ class Local:
         if self.give is not None:
             return self.give(make)
         return torch.from_numpy(np.asarray(make(self.round_index))).to(self.cohort.device)
+
+    def on_host(self, work: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """`work(*inputs)`, which the host takes part in: an engine that replays rounds must know.
+
+        No gradient goes through it.
+        """
+        with torch.no_grad():
+            return work(*inputs) if self.give is None else self.give.on_host(work, *inputs)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Each client's mean cross-entropy over its own train nodes, `[K]`."""

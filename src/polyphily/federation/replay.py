@@ -2,8 +2,9 @@
 
 A round launches hundreds of small kernels; a graph launches them at once. What is recorded must do
 the same work every time, on tensors that stay where they are, and must not look at their values.
-What changes from round to round comes in through `given`. Work that cannot be recorded is simply
-done, and `obstacle` says why.
+What changes from round to round comes in through `given`; what the host must find from tensors
+(eigenvectors, say) cuts the recording into graphs, between which the host works. Work that cannot
+be recorded is simply done, and `obstacle` says why.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 Make = Callable[[int], npt.NDArray[Any]]
+HostWork = Callable[..., Tensor]
+CAPTURING = "operation not permitted when stream is capturing"  # CUDA's words for a look at values
 
 
 class CannotReplayError(RuntimeError):
@@ -45,12 +48,15 @@ class Unknown:
 
 
 class Given:
-    """Tensors that the host makes from a round's number, renewed in place for every replay."""
+    """Tensors that the host makes from a round's number, renewed in place for every replay, and
+    those that it finds from other tensors in the middle of a round."""
 
     def __init__(self, device: torch.device, round_index: int) -> None:
         self.device, self.round_index = device, round_index
         self._kept: list[tuple[Make, Tensor]] = []
         self._asked = 0
+        self._found: list[Tensor] = []
+        self._pieces: _Pieces | None = None
 
     def __call__(self, make: Make) -> Tensor:
         """The tensor of the next request; requests come in the same order every time."""
@@ -59,8 +65,17 @@ class Given:
         self._asked += 1
         return self._kept[self._asked - 1][1]
 
-    def rewind(self) -> None:
-        self._asked = 0
+    def on_host(self, work: HostWork, *inputs: Tensor) -> Tensor:
+        """`work(*inputs)`, of the same shape every time; in a recording a tensor that is going to
+        hold it when this place is reached."""
+        if self._pieces is not None:
+            return self._pieces.cut(work, inputs, self._found.pop(0))
+        self._found.append(work(*inputs))
+        return self._found[-1]
+
+    def rewind(self, pieces: _Pieces | None = None) -> None:
+        """Begins anew, in a recording if there is one."""
+        self._asked, self._pieces = 0, pieces
 
     def renew(self, round_index: int) -> None:
         self.round_index = round_index
@@ -93,6 +108,45 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
+class _Pieces:
+    """A recording in pieces: graphs, and what the host does between them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._between: list[tuple[HostWork, tuple[Tensor, ...], Tensor]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        torch.cuda.synchronize(self._stream.device)
+        torch.cuda.empty_cache()  # memory of graphs is apart from the rest
+        with _no_garbage_collection(), torch.cuda.stream(self._stream):
+            self._begin()
+            try:
+                yield
+            finally:
+                self._graphs[-1].capture_end()
+
+    def _begin(self) -> None:
+        self._graphs.append(torch.cuda.CUDAGraph())
+        self._graphs[-1].capture_begin(pool=self._memory)
+
+    def cut(self, work: HostWork, inputs: tuple[Tensor, ...], like: Tensor) -> Tensor:
+        self._graphs[-1].capture_end()
+        found = torch.empty_like(like)
+        self._between.append((work, inputs, found))
+        self._begin()
+        return found
+
+    def replay(self) -> None:
+        first, *others = self._graphs
+        first.replay()
+        for (work, inputs, found), graph in zip(self._between, others, strict=True):
+            found.copy_(work(*inputs))
+            graph.replay()
+
+
 class Replay(Generic[T]):
     """A function of a round, recorded on first use.
 
@@ -105,7 +159,7 @@ class Replay(Generic[T]):
     def __init__(self, work: Callable[[Given], T], device: torch.device) -> None:
         self.work, self.device = work, device
         self.obstacle: str | None = None
-        self._recorded: tuple[torch.cuda.CUDAGraph, Given] | None = None
+        self._recorded: tuple[_Pieces, Given] | None = None
         self.result: T | None = None
 
     @property
@@ -117,26 +171,26 @@ class Replay(Generic[T]):
         recorded."""
         if self.device.type != "cuda" or self.obstacle is not None:
             return None
-        graph, given = self._recorded or self._record(round_index) or (None, None)
-        if graph is None or given is None:
+        pieces, given = self._recorded or self._record(round_index) or (None, None)
+        if pieces is None or given is None:
             return None
         given.renew(round_index)
-        graph.replay()
+        pieces.replay()
         return self.result
 
-    def _record(self, round_index: int) -> tuple[torch.cuda.CUDAGraph, Given] | None:
-        given = Given(self.device, round_index)
+    def _record(self, round_index: int) -> tuple[_Pieces, Given] | None:
+        given, pieces = Given(self.device, round_index), _Pieces(self.device)
         try:
             self._warm_up(given)
-            graph = torch.cuda.CUDAGraph()
-            given.rewind()
-            with _no_garbage_collection(), torch.cuda.graph(graph):
+            given.rewind(pieces)
+            with pieces.recording():
                 self.result = self.work(given)
-            self._recorded = graph, given
+            self._recorded = pieces, given
         except RuntimeError as error:
             torch.cuda.synchronize(self.device)
-            first = error.__context__ or error  # leaving the recording fails once more
-            self.obstacle = str(first).splitlines()[0]
+            first = str(error.__context__ or error)  # leaving the recording fails once more
+            looked = "the host looks at numbers on the device"
+            self.obstacle = looked if CAPTURING in first else first.splitlines()[0]
         return self._recorded
 
     def _warm_up(self, given: Given) -> None:
