@@ -214,7 +214,7 @@ def test_more_clients_train_together_where_they_are_sampled() -> None:
     federation = small_federation((60, 60, 60))
     whole = simulate("fedavg", federation, 0, hidden=256)
     sampled = simulate("fedavg", federation, 0, hidden=256, sample="1,1", batch=2)
-    assert sampled._bytes_to_train(0) < whole._bytes_to_train(0)
+    assert sampled._bytes_to_train[0] < whole._bytes_to_train[0]
     assert Sampling((1, 1), 2).most_nodes(federation.clients[0]) == 6
     assert Sampling((None,), 2).most_nodes(federation.clients[0]) == 60
 

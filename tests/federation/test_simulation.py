@@ -131,7 +131,7 @@ def test_groups_that_fit_into_memory_train_to_the_same_numbers() -> None:
     whole = simulate("scaffold", federation, 3, **chosen)
     assert whole._groups(range(5)) == [range(5)]
     tight = simulate("scaffold", federation, 0, **chosen)
-    tight.memory_budget = 2 * tight._bytes_to_train(0)
+    tight.memory_budget = 2 * tight._bytes_to_train[0]
     assert len(tight._groups(range(5))) > 1
     for _ in range(3):
         tight.advance()

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -565,25 +565,28 @@ class Simulation:
             return [range(i, i + 1) for i in range(len(active))]
         groups, start, used = [], 0, 0
         for i, client in enumerate(active):
-            need = self._bytes_to_train(client)
+            need = self._bytes_to_train[client]
             if i > start and used + need > self.memory_budget:
                 groups.append(range(start, i))
                 start, used = i, 0
             used += need
         return [*groups, range(start, len(active))]
 
-    def _bytes_to_train(self, client: int) -> int:
-        """A rough count for one client: features and edges, activations with gradients, weights
+    @cached_property
+    def _bytes_to_train(self) -> list[int]:
+        """A rough count for every client: features and edges, activations with gradients, weights
         with moments."""
-        graph, settings = self.cohort.graphs[client], self.settings
-        sampling = self.cohort.sampling
-        nodes = graph.num_nodes if sampling is None else sampling.most_nodes(graph)
-        edges = graph.edges.shape[1] * nodes / max(graph.num_nodes, 1)
-        numbers = ACTIVATIONS * settings.layers * (settings.hidden or 1) * nodes
-        numbers += int(edges) * (settings.layers * ACTIVATIONS // 2)
-        numbers += 2 * graph.features.size
-        numbers += 6 * sum(p.numel() for p in self.network.parameters())
-        return int(numbers * self.dtype.itemsize)
+        settings, sampling = self.settings, self.cohort.sampling
+        weights = 6 * sum(p.numel() for p in self.network.parameters())
+        found = []
+        for graph in self.cohort.graphs:
+            nodes = graph.num_nodes if sampling is None else sampling.most_nodes(graph)
+            edges = graph.edges.shape[1] * nodes / max(graph.num_nodes, 1)
+            numbers = ACTIVATIONS * settings.layers * (settings.hidden or 1) * nodes
+            numbers += int(edges) * (settings.layers * ACTIVATIONS // 2)
+            numbers += 2 * graph.features.size + weights
+            found.append(int(numbers * self.dtype.itemsize))
+        return found
 
     def _keep(self, active: Sequence[int], memory: Message, finite: Sequence[bool]) -> None:
         """Stores the memories of the clients whose update was accepted; the rest keep theirs."""
