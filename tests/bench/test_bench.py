@@ -96,6 +96,9 @@ def test_seeds_and_scale_give_records(monkeypatch: pytest.MonkeyPatch) -> None:
     found = suite.seeds("cpu", rounds=2, get=small)
     assert found["apart"] == 0
     assert found["ratio"] > 0
+    shorter = suite.precision("cpu", rounds=2, get=small)
+    assert list(shorter) == ["float32", "bf16"]
+    assert shorter["bf16"]["rounds"] == 5
     record = suite.large("cpu", nodes=400, clients=4, rounds=1)
     assert record["nodes"] == 400
     assert record["memory_gb"] > 0

@@ -29,7 +29,10 @@ def bench(
     threads: Annotated[int, typer.Option("--threads", help="Of the CPU.", min=1)] = 1,
     suite: Annotated[
         str | None,
-        typer.Option("--suite", help="Parts of the suite: speed,methods,scale,seeds,large or all."),
+        typer.Option(
+            "--suite",
+            help="Parts of the suite: speed,methods,scale,seeds,precision,large or all.",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Where the suite keeps its records.")] = Path(
         "performance"
@@ -100,7 +103,7 @@ def bench(
             )
 
 
-PARTS = ("speed", "methods", "scale", "seeds", "large")
+PARTS = ("speed", "methods", "scale", "seeds", "precision", "large")
 
 
 def _suite(wanted: str | None, device: str, out: Path, write: Path | None) -> None:
