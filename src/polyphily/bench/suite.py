@@ -178,7 +178,7 @@ def large(
     *,
     nodes: int = 1_000_000,
     clients: int = 100,
-    rounds: int = 3,
+    rounds: int = 2,
 ) -> Record:
     """A federation of a million nodes and ten million edges: seconds of a round, memory.
 
