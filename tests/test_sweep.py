@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from polyphily.federation.folder import RunFolder
+from polyphily.federation.together import Together
 from report.stories import DATA, call
 
 TINY = [*DATA, "--rounds", "2"]
@@ -33,6 +37,105 @@ def test_a_grid_is_run_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("s/report.html").exists()
     assert call("plot", "sensitivity", "s", "--against", "mu", "--out", "f.pdf") == 0
     assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgsp"])
+def test_points_in_one_pass_are_the_runs_they_would_be(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = [*DATA, "--rounds", "3", "--seeds", "0,1", "--backbone", "gcn"]
+    rates = ("0.003", "0.01", "0.03")
+    track = ["--track", "tensorboard"]
+    vary = ["--vary", f"lr={','.join(rates)}"]
+    assert call("sweep", method, *vary, *data, "--out", "s", *track) == 0
+    assert f"1–3/3  {method}, lr {', '.join(rates)} in one pass" in capsys.readouterr().err
+    for lr in rates:
+        assert call("run", method, "--lr", lr, *data, "--out", f"r-{lr}", *track) == 0
+        alone, point = Path(f"r-{lr}"), Path(f"s/{method}/lr-{lr}")
+        extra = {"report.html", "reproduce.json"}  # a page by itself; what the point stands for
+        names = [
+            {p.relative_to(f).as_posix() for p in f.rglob("*") if "tfevents" not in p.name} - extra
+            for f in (alone, point)
+        ]
+        assert names[0] == names[1]
+        for name in ("config.toml", "collaboration.jsonl", "evidence.json"):
+            assert (alone / name).read_text("utf-8") == (point / name).read_text("utf-8"), name
+        for file in (alone / "models").iterdir():
+            assert file.read_bytes() == (point / "models" / file.name).read_bytes(), file.name
+        assert list((point / "tensorboard").iterdir())
+    more = ["--resume", point, "--rounds", "5"]
+    assert call("run", *more) == 0
+    assert call("run", "--resume", alone, "--rounds", "5") == 0
+    scores = [(RunFolder(f).read_summary() or {})["best_val"] for f in (alone, point)]
+    assert scores[0] == scores[1]
+    assert call("report", point) == 0
+
+
+def test_what_must_be_apart_is_not_in_one_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    vary = ["--vary", "lr=0.01,0.1", "--vary", "hidden=4,8", "--out", "s"]
+    assert call("sweep", "fedavg", "local", *vary, *TINY) == 0
+    said = capsys.readouterr().err
+    for numbers in ("1, 5", "2, 6", "3, 7", "4, 8"):
+        assert f"{numbers}/8  " in said
+    assert "1, 5/8  fedavg, lr 0.01, 0.1, hidden 4 in one pass" in said
+    one_by_one = ["--engine", "sequential"]
+    assert call("sweep", "local", "--vary", "lr=0.01,0.1", *one_by_one, *TINY, "--out", "t") == 0
+    assert "one pass" not in capsys.readouterr().err
+
+
+def test_a_pass_that_was_stopped_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["sweep", "fedavg", "--vary", "lr=0.01,0.1", *DATA, "--rounds", "4", "--out"]
+    assert call(*command, "whole") == 0
+    append = RunFolder.append
+
+    def stop(folder: RunFolder, record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", stop)
+        assert call(*command, "cut") == 130
+    capsys.readouterr()
+    assert call(*command, "cut") == 0
+    assert "1–2/2  fedavg, lr 0.01, 0.1 in one pass" in capsys.readouterr().err
+    for lr in ("0.01", "0.1"):
+        whole, cut = (RunFolder(Path(f"{name}/fedavg/lr-{lr}")) for name in ("whole", "cut"))
+        assert [r["loss"] for r in whole.records()] == [r["loss"] for r in cut.records()]
+
+
+def test_without_memory_for_a_pass_points_run_one_by_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["sweep", "local", "--vary", "lr=0.01,0.1", *TINY, "--out"]
+    assert call(*command, "small", "--memory", "1KB") == 0
+    assert "in one pass" not in capsys.readouterr().err
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Together, "go", fail)
+    assert call(*command, "large") == 0
+    said = capsys.readouterr().err
+    assert "1–2/2" in said
+    assert "2/2  local, lr 0.1\n" in said
+    for place in ("small", "large"):
+        assert len(list(Path(place).rglob("summary.json"))) == 2
+
+
+def test_a_point_that_diverges_does_not_take_the_others_down(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    vary = ["--vary", "lr=1e30,0.01,0.1", "--optimizer", "sgd", "--out", "s"]
+    assert call("sweep", "fedavg", *vary, *TINY, "--json") == 1
+    heard = capsys.readouterr()
+    assert [row["config"]["lr"] for row in json.loads(heard.out)] == [0.01, 0.1]
+    assert "not finite" in heard.err
+    assert "1 of 3 runs could not go on: s/fedavg/lr-1e30" in heard.err
+    assert call("sweep", "fedavg", *vary[:1], "lr=1e30", *vary[2:], *TINY) == 1
+    assert "not finite" in capsys.readouterr().err
 
 
 def test_what_is_finished_is_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:

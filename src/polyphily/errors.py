@@ -22,6 +22,18 @@ class TrainingError(PolyphilyError):
     """A run that could not go on although the request was sound."""
 
 
+class Diverged(TrainingError):
+    """No client of a federation sent finite numbers.
+
+    Attributes:
+        federation: its place among those that run side by side.
+    """
+
+    def __init__(self, message: str, federation: int) -> None:
+        super().__init__(message)
+        self.federation = federation
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, naming the nearest that does.
 

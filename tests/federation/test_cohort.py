@@ -247,6 +247,10 @@ def test_take_all_is_the_cohort_itself_and_singles_are_kept() -> None:
     assert cohort.take([1, 0, 2, 3]).segments.sizes == (1, 7, 5, 5)
     alone = cohort.take([3])
     assert alone.take([0]) is alone
+    apart = cohort.take([0, 2])
+    assert cohort.take([0, 2]) is apart  # of those that are not consecutive the latest is kept
+    assert cohort.take([1, 3]) is not apart
+    assert cohort.take([0, 2]) is not apart
 
 
 def test_a_taken_client_draws_as_it_does_in_the_cohort() -> None:
@@ -285,4 +289,14 @@ def test_what_is_computed_of_each_graph_is_kept_in_every_cohort_with_it() -> Non
     assert cohort.take([2, 0]).of_each("size", size) == [6, 4]
     assert cohort.of_each("size", size) == [4, 5, 6]
     assert cohort.take([1, 2]).of_each("size", size) == [5, 6]
+    assert cohort.repeated(2).of_each("size", size) == [4, 5, 6, 4, 5, 6]
     assert seen == [6, 4, 5]
+
+
+def test_repeated_clients_are_federations_of_their_own() -> None:
+    keys = [(4, 0), (5, 0), (5, 1)]
+    cohort = cohort_of(random_graphs([3, 4, 5]), keys=keys)
+    twice = cohort.repeated(2)
+    assert [(own.start, own.stop) for own in twice.blocks] == [(0, 1), (1, 3), (3, 4), (4, 6)]
+    assert twice.keys == (*keys, *keys)
+    assert twice.segments.sizes == (3, 4, 5, 3, 4, 5)

@@ -12,6 +12,7 @@ import pytest
 from polyphily.heterogeneity import results
 from polyphily.heterogeneity.advice import RULES
 from polyphily.heterogeneity.results import Finding, findings, in_words
+from polyphily.studies import studies
 from report.stories import call
 
 PAGE = Path(__file__).parents[2] / results.WHERE
@@ -41,7 +42,8 @@ def test_what_ships_is_what_the_page_says() -> None:
 def _rows(page: str) -> Iterator[tuple[tuple[str, str], tuple[float, float, str]]]:
     """(method, setting) and (difference, p, verdict) of the tables in the methods' own views."""
     for section in page.split("\n## ")[1:]:
-        method = section.partition(":")[0]
+        name = section.partition(":")[0]
+        method = studies()[name].method if name in studies() else name
         for table in section.split("\n### ")[1:]:
             if "(the method's own view)" not in table.partition("\n")[0]:
                 continue

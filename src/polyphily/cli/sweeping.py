@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -12,11 +12,12 @@ import typer
 
 from polyphily.cli import options, training
 from polyphily.cli.training import AsJson, Config, Page, Set, Track
-from polyphily.errors import UserError, unknown
+from polyphily.errors import TrainingError, UserError, unknown
 from polyphily.federation.settings import Settings, from_mapping
 
 if TYPE_CHECKING:
     from polyphily.federation.run import Execution
+    from polyphily.federation.together import Together
     from polyphily.papers.plan import Order
     from polyphily.report.runs import Run
 
@@ -53,6 +54,8 @@ def sweep(
     """Run methods over a grid of values: sensitivity, numbers of clients, shares of labels, noise.
 
     What has finished is not run again, so a stopped command goes on where it was.
+
+    Points that differ in lr and weight_decay alone are trained in one pass.
     """
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
@@ -82,32 +85,56 @@ def sweep(
             while place in orders and orders[place][1] != order:  # names that a file cannot have
                 place = place.with_name(f"{place.name}-2")
             orders[place] = mine, order
-    pages = Pages(report)
+    pages, numbers = Pages(report), {place: i for i, place in enumerate(orders, 1)}
+
+    def announce(places: Sequence[Path], more: str = "") -> None:
+        which = _numbers([numbers[place] for place in places])
+        words = _words([orders[place][0] for place in places])
+        said = f"{which}/{len(orders)}  {', '.join([orders[places[0]][1].method, *words])}{more}"
+        terminal.err.print(said, style="dim", markup=False)
 
     def go(execution: Execution, done: int) -> dict[str, Any]:
         summary = training.train(execution, done, track or ())
         pages.add(execution)
         return summary
 
-    for number, (place, (point, order)) in enumerate(orders.items(), 1):
+    def go_together(group: Together) -> None:
+        announce([run.out for run in group.runs if run.out], " in one pass")
+        for execution in training.train_together(group, track or ()):
+            pages.add(execution)
+
+    groups = runner.groups({place: order for place, (_, order) in orders.items()})
+    in_one_pass = {next(iter(group)): group for group in groups}
+    failed: dict[Path, TrainingError] = {}
+    for place, (_, order) in orders.items():
+        if place in in_one_pass:
+            runner.run_together(in_one_pass[place], go_together)
         if not runner.is_finished(order, place):
-            words = ", ".join([order.method, *[f"{n} {v}" for n, v in point.items()]])
-            terminal.err.print(f"{number}/{len(orders)}  {words}", style="dim", markup=False)
-        runner.run(order, place, go)
-    found = [runs.Run.read(place) for place in orders]
+            announce([place])
+        try:
+            runner.run(order, place, go)
+        except TrainingError as error:  # the other points may do well
+            failed[place] = error
+            terminal.notes([f"{place}: {error}"])
+    found = [runs.Run.read(place) for place in orders if place not in failed]
+    if not found:
+        raise next(iter(failed.values()))
     page = _page(found, folder) if report else None
     if as_json:
         rows = [{"folder": str(run.path), "method": run.method, **_outcome(run)} for run in found]
         typer.echo(json.dumps(rows))
-        return
-    _table(found, list(axes))
-    terminal.out.print(f"runs: {folder}", soft_wrap=True, markup=False)
-    if page:
-        terminal.out.print(f"report: {page}", soft_wrap=True, markup=False)
-    kind = "client-scale" if list(axes) == ["clients"] else "sensitivity"
-    more = f" --against {next(iter(axes))}" if len(axes) > 1 else ""
-    command = f"polyphily plot {kind} {folder}{more} --out {kind}.pdf"
-    terminal.out.print(f"figure: {command}", soft_wrap=True, markup=False)
+    else:
+        _table(found, list(axes))
+        terminal.out.print(f"runs: {folder}", soft_wrap=True, markup=False)
+        if page:
+            terminal.out.print(f"report: {page}", soft_wrap=True, markup=False)
+        kind = "client-scale" if list(axes) == ["clients"] else "sensitivity"
+        more = f" --against {next(iter(axes))}" if len(axes) > 1 else ""
+        command = f"polyphily plot {kind} {folder}{more} --out {kind}.pdf"
+        terminal.out.print(f"figure: {command}", soft_wrap=True, markup=False)
+    if failed:
+        places = ", ".join(map(str, failed))
+        raise TrainingError(f"{len(failed)} of {len(orders)} runs could not go on: {places}")
 
 
 def _page(found: Sequence[Run], folder: Path) -> Path:
@@ -187,6 +214,29 @@ def _folder_name(point: Point) -> str:
     from polyphily.federation.folder import safe_name
 
     return safe_name("_".join(f"{n}={v}" for n, v in point.items())) if point else "as-it-is"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Numbers with runs of them drawn together.
+
+    >>> _numbers([1, 2, 3, 5])
+    '1–3, 5'
+    """
+    found = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        first, *rest = [number for _, number in run]
+        found.append(f"{first}–{rest[-1]}" if rest else str(first))
+    return ", ".join(found)
+
+
+def _words(points: Sequence[Point]) -> list[str]:
+    """What points are, in words: each name with its values.
+
+    >>> _words([{"mu": "1", "lr": "0.01"}, {"mu": "1", "lr": "0.1"}])
+    ['mu 1', 'lr 0.01, 0.1']
+    """
+    values = {name: dict.fromkeys(point[name] for point in points) for name in points[0]}
+    return [f"{name} {', '.join(own)}" for name, own in values.items()]
 
 
 # What came out -----------------------------------------------------------------------------------

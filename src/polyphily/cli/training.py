@@ -17,6 +17,7 @@ from polyphily.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from polyphily.federation.run import Execution, Progress
+    from polyphily.federation.together import Together
     from polyphily.graphs.federation import Federation
 
 Config = Annotated[
@@ -323,6 +324,41 @@ def train(execution: Execution, done: int, track: Sequence[str] = ()) -> dict[st
             return log.finish(loopback.run(execution, _each(report, log.round)))
         watch = Collaboration(execution)
         return log.finish(execution.go(_each(report, log.round, watch)).summary)
+
+
+def train_together(group: Together, track: Sequence[str] = ()) -> list[Execution]:
+    """Runs several in one pass to the end; those that got there. The progress line shows the best.
+
+    Trackers get a run's rounds after the pass: some of them take one run at a time.
+    """
+    from polyphily.cli import terminal
+    from polyphily.federation.tracking import log_to
+    from polyphily.report.evidence import Collaboration
+
+    first, simulation = group.runs[0], group.joint.simulation
+    method, rounds = first.method, first.settings.rounds
+    metric = first.settings.metric or "accuracy"
+
+    def score(record: dict[str, Any]) -> float:
+        return record.get(first.view, {}).get("val", {}).get(metric) or 0.0
+
+    watchers = [
+        Collaboration(run, simulation, group.places(i).start) for i, run in enumerate(group.runs)
+    ]
+    title = f"{method.name} x{len(group.runs)}"
+    with terminal.live(title, rounds, method.evaluated, metric, simulation.round) as report:
+
+        def show(records: Sequence[dict[str, Any]]) -> None:
+            if report:
+                report(max(records, key=score))
+
+        ended = group.go(watchers, show)
+    for run, result in ended:
+        with log_to(track, run) as log:
+            for record in run.reports:
+                log.round(record)
+            log.finish(result.summary)
+    return [run for run, _ in ended]
 
 
 def _each(*watchers: Progress | None) -> Progress:

@@ -66,6 +66,7 @@ class Cohort:
         self.mixed, self.sampling = mixed, sampling
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
         self._taken: dict[tuple[int, ...], Cohort] = {}
+        self._latest: tuple[int, ...] = ()  # of those that are not of consecutive clients
         self._kept: dict[Hashable, Any] = {}
         shared: dict[int, dict[Hashable, Any]] = {id(graph): {} for graph in self.graphs}
         self._own = tuple(shared[id(graph)] for graph in self.graphs)
@@ -84,7 +85,8 @@ class Cohort:
     def take(self, clients: Sequence[int]) -> Cohort:
         """The cohort of some of these clients, in the order given.
 
-        Cohorts of consecutive clients are kept: an engine that trains in groups asks again.
+        Cohorts of consecutive clients are kept: an engine that trains in groups asks again. Of
+        others the latest is: where some have stopped for good, the rest go on together.
         """
         wanted = tuple(clients)
         if wanted == tuple(range(len(self))):
@@ -102,9 +104,27 @@ class Cohort:
             sampling=self.sampling,
         )
         taken._own = tuple(self._own[k] for k in wanted)
-        if wanted == tuple(range(wanted[0], wanted[0] + len(wanted))):
-            self._taken[wanted] = taken
+        if wanted != tuple(range(wanted[0], wanted[0] + len(wanted))):
+            self._taken.pop(self._latest, None)
+            self._latest = wanted
+        self._taken[wanted] = taken
         return taken
+
+    def repeated(self, times: int) -> Cohort:
+        """These clients several times over, every time as federations of their own."""
+        count = len(self.blocks)
+        found = Cohort(
+            self.graphs * times,
+            self.keys * times,
+            self.classes,
+            federations=[i * count + s for i in range(times) for s in self.federations],
+            device=self.device,
+            dtype=self.dtype,
+            mixed=self.mixed,
+            sampling=self.sampling,
+        )
+        found._own = self._own * times
+        return found
 
     @cached_property
     def forward_only(self) -> Cohort:

@@ -120,9 +120,13 @@ class RunFolder:
             taken.add(stem)
             save_tensors(self.path / "models" / f"{stem}.safetensors", params, facts)
 
-    def checkpoint_due(self) -> bool:
-        """Whether a checkpoint may be written without taking more than its share of the time."""
-        return time.perf_counter() - self._written >= self._cost / SHARE
+    def checkpoint_due(self, runs: int = 1) -> bool:
+        """Whether a checkpoint may be written without taking more than its share of the time.
+
+        Args:
+            runs: how many write one, where several run in one pass.
+        """
+        return time.perf_counter() - self._written >= runs * self._cost / SHARE
 
     def save_checkpoint(self, tensors: Message, progress: Mapping[str, Any]) -> None:
         began = time.perf_counter()
@@ -136,6 +140,13 @@ class RunFolder:
         tensors, facts = read_tensors(self.checkpoint_file)
         progress: dict[str, Any] = json.loads(facts["progress"])
         return tensors, progress
+
+    def rounds_saved(self) -> int:
+        """How many rounds the checkpoint has behind it; none where there is no checkpoint."""
+        if not self.checkpoint_file.exists():
+            return 0
+        with safe_open(self.checkpoint_file, framework="pt") as stream:
+            return int(json.loads(stream.metadata()["progress"])["round"])
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:

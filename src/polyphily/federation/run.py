@@ -242,10 +242,16 @@ class Execution:
 
     def go(self, progress: Progress | None = None) -> Result:
         """Runs to the end and writes what a run leaves behind."""
+        with self.at_work():
+            self.advance_to_the_end(progress)
+            return self.finish()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Sets torch's threads and the precision of products as this run wants them."""
         settings = self.settings
         with threads(settings.threads or self.usual_threads()), products_in(settings.precision):
-            self.advance_to_the_end(progress)
-            return self._finish()
+            yield
 
     def usual_threads(self) -> int:
         """One thread for small cohorts: more would wait for each other more than they work."""
@@ -278,8 +284,7 @@ class Execution:
         return self.folder is not None and self.folder.checkpoint_due()
 
     def checkpoint(self) -> None:
-        tensors = {f"simulation/{n}": t for n, t in self.simulation.tensors().items()}
-        tensors |= {f"tracker/{n}": t for n, t in self.tracker.tensors().items()}
+        tensors = self.tensors()
         progress = {
             "round": self.simulation.round,
             "stopped": sorted(self.simulation.stopped),
@@ -287,6 +292,18 @@ class Execution:
         }
         if self.folder:
             self.folder.save_checkpoint(tensors, progress)
+
+    def tensors(self) -> Message:
+        """What a checkpoint holds."""
+        return _named(self.simulation.tensors(), self.tracker.tensors())
+
+    def part(self, federations: range) -> tuple[Message, dict[str, Any]]:
+        """What a checkpoint of consecutive federations would hold, had they run by themselves."""
+        simulation, tracker = self.simulation, self.tracker
+        first, end = simulation.starts[federations.start], simulation.starts[federations.stop]
+        stopped = sorted(k - first for k in simulation.stopped if first <= k < end)
+        tensors = _named(simulation.part(federations), tracker.part(federations))
+        return tensors, {"round": simulation.round, "stopped": stopped}
 
     def restore(self) -> int:
         """Goes back to the folder's checkpoint; the number of rounds that are complete."""
@@ -333,7 +350,8 @@ class Execution:
         last = self.simulation.round == self.settings.rounds
         if last or self.simulation.round % self.settings.evaluate_every == 0:
             self._score()
-        return self._record(report, time.perf_counter() - began)
+        spans = {"seconds": report.seconds, "seconds_evaluation": time.perf_counter() - began}
+        return record_of({"round": report.round, **spans}, self._outcomes(report))
 
     def _score(self) -> None:
         simulation = self.simulation
@@ -357,43 +375,31 @@ class Execution:
         scores = [self.evaluator.scores(simulation.predict(views[view])) for view in VIEWS]
         return torch.stack(scores, dim=1), views[self.view].params
 
-    def _record(self, report: RoundReport, seconds: float) -> dict[str, Any]:
+    def _outcomes(self, report: RoundReport) -> list[dict[str, Any]]:
+        """What a round came to in each federation."""
         evaluated = bool(self.tracker.recent["received"]) and (
             report.round % self.settings.evaluate_every == 0 or report.round == self.settings.rounds
         )
-        runs = []
         looked_at = self.folder is not None or self.watched
-        for s, federation in enumerate(self.federations):
-            runs.append(
-                {
-                    "seed": federation.seed,
-                    "loss": report.loss[s],
-                    "bytes_up": report.bytes_up[s],
-                    "bytes_down": report.bytes_down[s],
-                    "selected": len(report.selected[s]),
-                    "failed": report.failed[s],
-                    "refused": report.refused[s],
-                    **spent(self.settings, self.simulation.guard, report.uploads[s]),
-                    **(self.tracker.current(s) if evaluated and looked_at else {}),
-                }
-            )
-        record: dict[str, Any] = {
-            "round": report.round,
-            "seconds": report.seconds,
-            "seconds_evaluation": seconds,
-        }
-        if len(runs) == 1:
-            runs[0].pop("seed")
-            return record | runs[0]
-        shared = {k: [run[k] for run in runs] for k in runs[0] if k in ("failed", "refused")}
-        means: dict[str, Any] = mean_of(
-            [{k: v for k, v in run.items() if k not in shared and k != "seed"} for run in runs]
-        )
-        return record | means | shared | {"per_seed": runs}
+        return [
+            {
+                "seed": federation.seed,
+                "loss": report.loss[s],
+                "bytes_up": report.bytes_up[s],
+                "bytes_down": report.bytes_down[s],
+                "selected": len(report.selected[s]),
+                "failed": report.failed[s],
+                "refused": report.refused[s],
+                **spent(self.settings, self.simulation.guard, report.uploads[s]),
+                **(self.tracker.current(s) if evaluated and looked_at else {}),
+            }
+            for s, federation in enumerate(self.federations)
+        ]
 
     # The end ---------------------------------------------------------------------------------
 
-    def _finish(self) -> Result:
+    def finish(self) -> Result:
+        """Writes what a run leaves behind."""
         simulation = self.simulation
         view = self._last()
         logits = simulation.predict(view).cpu()
@@ -532,6 +538,23 @@ class Execution:
                 "threshold": threshold(clients),
             }
         return found
+
+
+def record_of(round_: Mapping[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The record of a round, from what it came to in each federation of a run."""
+    if len(runs) == 1:
+        return {**round_, **{k: v for k, v in runs[0].items() if k != "seed"}}
+    shared = {k: [run[k] for run in runs] for k in runs[0] if k in ("failed", "refused")}
+    means: dict[str, Any] = mean_of(
+        [{k: v for k, v in run.items() if k not in shared and k != "seed"} for run in runs]
+    )
+    return {**round_, **means, **shared, "per_seed": list(runs)}
+
+
+def _named(simulation: Message, tracker: Message) -> Message:
+    """What both hold, by the names that a checkpoint has for it."""
+    found = {f"simulation/{n}": t for n, t in simulation.items()}
+    return found | {f"tracker/{n}": t for n, t in tracker.items()}
 
 
 def mean_of(values: Sequence[Any], *, spread: bool = False) -> Any:

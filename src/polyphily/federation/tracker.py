@@ -141,14 +141,22 @@ class Tracker:
     # What a checkpoint holds -----------------------------------------------------------------
 
     def tensors(self) -> Message:
-        saved: dict[str, Tensor] = {f"models/{n}": t for n, t in self.models.items()}
-        saved["since"] = torch.from_numpy(self.since)
+        return self.part(range(len(self.sizes)))
+
+    def part(self, federations: range) -> Message:
+        """The same of consecutive federations, as if they had run by themselves."""
+        own = slice(federations.start, federations.stop)
+        clients = slice(int(self.starts[own.start]), int(self.starts[own.stop]))
+        groups = clients if self.per_client else own
+        units = own if self.one_model else clients
+        saved: dict[str, Tensor] = {f"models/{n}": t[units] for n, t in self.models.items()}
+        saved["since"] = torch.from_numpy(self.since[groups])
         for view in VIEWS:
-            saved[f"best/{view}"] = torch.from_numpy(self.best[view])
-            saved[f"best_value/{view}"] = torch.from_numpy(self.best_value[view])
-            saved[f"best_round/{view}"] = torch.from_numpy(self.best_round[view])
+            saved[f"best/{view}"] = torch.from_numpy(self.best[view][clients])
+            saved[f"best_value/{view}"] = torch.from_numpy(self.best_value[view][groups])
+            saved[f"best_round/{view}"] = torch.from_numpy(self.best_round[view][groups])
             for i, scores in enumerate(self.recent[view]):
-                saved[f"recent/{view}/{i}"] = torch.from_numpy(scores)
+                saved[f"recent/{view}/{i}"] = torch.from_numpy(scores[clients])
         return saved
 
     def restore(self, tensors: Message, device: torch.device) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 
 from polyphily.errors import UserError, unknown
 from polyphily.federation.cohort import Cohort
-from polyphily.federation.run import Execution, threads
+from polyphily.federation.run import Execution
 from polyphily.federation.settings import Settings
+from polyphily.federation.together import RATES, stacked
 from polyphily.federation.tracker import VIEWS
 from polyphily.graphs.federation import Federation
 from polyphily.methods.base import Method
-
-RATES = ("lr", "weight_decay")  # what federations that run side by side may differ in
 
 
 @dataclass(frozen=True)
@@ -74,16 +73,8 @@ def side_by_side(
     Returns:
         The trials with their scores, and the execution behind them.
     """
-    execution = Execution(
-        method,
-        [federation for _ in rates for federation in federations],
-        settings,
-        None,
-        rates=[rate for rate in rates for _ in federations],
-        keep_best=False,
-        cohort=cohort,
-    )
-    with threads(settings.threads or execution.usual_threads()):
+    execution = stacked(method, federations, settings, rates, keep_best=False, cohort=cohort)
+    with execution.at_work():
         execution.advance_to_the_end()
     seeds = len(federations)
     trials = [

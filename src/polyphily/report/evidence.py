@@ -125,10 +125,17 @@ class Collaboration:
     A line of `collaboration.jsonl` has `weights`, row i being what client i's next model is made
     of; `kind`, "learned" where the server keeps such weights itself and "fitted" where they were
     found from the models sent and sent back (`mixing`); and `residual`, what the fit leaves out.
+
+    Args:
+        execution: the run, whose folder is written to.
+        trained_in: the simulation that it is trained in, where that is not its own.
+        federation: the place of the run's first federation there.
     """
 
-    def __init__(self, execution: Execution) -> None:
-        self.simulation = execution.simulation
+    def __init__(
+        self, execution: Execution, trained_in: Simulation | None = None, federation: int = 0
+    ) -> None:
+        self.simulation, self.federation = trained_in or execution.simulation, federation
         self.file = execution.folder.path / COLLABORATION if execution.folder else None
         self.last = execution.settings.rounds
         self.every = max(1, self.last // FRAMES)
@@ -137,21 +144,22 @@ class Collaboration:
         number = record["round"]
         if number != 1 and number != self.last and number % self.every:
             return
-        found = collaboration(self.simulation)
+        found = collaboration(self.simulation, self.federation)
         if found is not None and self.file:
             line = json.dumps(clean({"round": number, **shortened(found)}), allow_nan=False)
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
 
-def collaboration(simulation: Simulation) -> dict[str, Any] | None:
-    """Who learns from whom in the first federation; None where no model is sent back."""
-    clients = range(len(simulation.federations[0]))
-    state = simulation.states[0]
+def collaboration(simulation: Simulation, federation: int = 0) -> dict[str, Any] | None:
+    """Who learns from whom in one federation; None where no model is sent back."""
+    clients = range(len(simulation.federations[federation]))
+    state = simulation.states[federation]
     if STRENGTH in state:
         learned = state[STRENGTH].reshape(len(clients), -1, len(clients))[:, -1]
         return {"kind": "learned", "residual": 0.0, "weights": _numbers(learned).tolist()}
-    trained = simulation.collect(model_part(simulation.memory), clients)
+    rows = [simulation.starts[federation] + k for k in clients]
+    trained = simulation.collect(model_part(simulation.memory), rows)
     back = model_part(simulation.method.download(state, clients))
     found = mixing(trained, back)
     if found is None:
