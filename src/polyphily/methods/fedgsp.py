@@ -33,25 +33,27 @@ SETTLED = 1e-9  # largest change of W by which the alternation counts as settled
 def attention(vectors: Tensor, strength: Tensor, floor: float) -> Tensor:
     """r on the simplex with r_l proportional to 1/e_l, e_l = p_l^T L p_l, Eq. (11) and (12).
 
-    L is the Laplacian of the symmetrised W. `floor` times the mean of e is added to every e_l.
+    L is the Laplacian of the symmetrised W. `floor` times the mean of e is added to every e_l. Here
+    and below, problems may be stacked in front.
 
     Args:
-        vectors: one row per client, `[M, d]`.
-        strength: W, `[M, M]`.
+        vectors: one row per client, `[…, M, d]`.
+        strength: W, `[…, M, M]`.
         floor: 0 is the paper's form, in which a dimension on which all clients agree takes it all.
     """
-    both = (strength + strength.T) / 2
-    laplacian = torch.diag(both.sum(dim=1)) - both
-    e = (vectors * (laplacian @ vectors)).sum(dim=0).clamp(min=0)
-    inverse = (e + floor * e.mean() + TINY).reciprocal()
-    return inverse / inverse.sum()
+    both = (strength + strength.mT) / 2
+    laplacian = torch.diag_embed(both.sum(dim=-1)) - both
+    e = (vectors * (laplacian @ vectors)).sum(dim=-2).clamp(min=0)
+    inverse = (e + floor * e.mean(dim=-1, keepdim=True) + TINY).reciprocal()
+    return inverse / inverse.sum(dim=-1, keepdim=True)
 
 
 def squared_distances(x: Tensor) -> Tensor:
     """||x_i - x_j||^2 of all pairs of rows."""
-    squares = x.square().sum(dim=1)
-    found = (squares.unsqueeze(1) + squares - 2 * x @ x.T).clamp(min=0)
-    return found.fill_diagonal_(0)
+    squares = x.square().sum(dim=-1)
+    found = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * x @ x.mT).clamp(min=0)
+    found.diagonal(dim1=-2, dim2=-1).zero_()
+    return found
 
 
 def nearest_on_simplex(t: Tensor, gamma: float) -> Tensor:
@@ -60,23 +62,23 @@ def nearest_on_simplex(t: Tensor, gamma: float) -> Tensor:
     w_ij = (h_ij - b_i)_+, and Newton's method finds b_i from below: f(b) = mean_j (b-h_ij)_+ - b is
     convex and piecewise linear, so that it ends in at most M steps.
     """
-    size = t.shape[1]
-    h = 1 / size - t / (2 * gamma) + t.sum(dim=1, keepdim=True) / (2 * size * gamma)
-    b = torch.zeros_like(h[:, :1])
+    size = t.shape[-1]
+    h = 1 / size - t / (2 * gamma) + t.sum(dim=-1, keepdim=True) / (2 * size * gamma)
+    b = torch.zeros_like(h[..., :1])
     for _ in range(size):
-        value = (b - h).clamp(min=0).mean(dim=1, keepdim=True) - b
-        slope = (h < b).to(h.dtype).mean(dim=1, keepdim=True) - 1
+        value = (b - h).clamp(min=0).mean(dim=-1, keepdim=True) - b
+        slope = (h < b).to(h.dtype).mean(dim=-1, keepdim=True) - 1
         b = b - value / slope
     w = (h - b).clamp(min=0)
-    return w / w.sum(dim=1, keepdim=True)  # rounding only
+    return w / w.sum(dim=-1, keepdim=True)  # rounding only
 
 
 def same_for_everybody(strength: Tensor) -> Tensor:
     """W with its mean self-weight for each client and the rest of a row shared out equally."""
-    size = len(strength)
-    own = strength.diagonal().mean()
-    rest = (1 - own) / max(size - 1, 1)
-    return torch.full_like(strength, float(rest)).fill_diagonal_(float(own))
+    size = strength.shape[-1]
+    own = strength.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
+    alike = ((1 - own) / max(size - 1, 1)).expand_as(strength)
+    return torch.where(torch.eye(size, dtype=torch.bool, device=own.device), own, alike)
 
 
 # The method --------------------------------------------------------------------------------------
@@ -243,29 +245,29 @@ class FedGSP(Method):
         known = state[KNOWN].nonzero().view(-1)
         if len(known) == 0:
             return found
-        # Small problems of many steps: a CPU is the faster place.
+        # Small problems of many steps: a CPU is the faster place, and all orders step together.
         vectors = {name: state[name][known].double().cpu() for name in self._kinds}
-        problems = [{n: v[:, k] for n, v in vectors.items()} for k in range(self.order + 1)]
-        problems.append({n: flat(v) for n, v in vectors.items()})  # Eq. (18): the MLP
-        solved = torch.stack([self.solve(problem, len(known)) for problem in problems], dim=1)
+        orders = self.solve({n: v.transpose(0, 1) for n, v in vectors.items()}, len(known))
+        mlp = self.solve({n: flat(v) for n, v in vectors.items()}, len(known))  # Eq. (18)
         found[known] = 0
-        found[known.unsqueeze(1), :, known] = solved.transpose(1, 2).to(found)
+        solved = torch.cat([orders.expand(self.order + 1, -1, -1), mlp.unsqueeze(0)])
+        found[known.unsqueeze(1), :, known] = solved.permute(1, 2, 0).to(found)
         return found
 
     def solve(self, vectors: Message, clients: int) -> Tensor:
-        """W of Eq. (7) by alternation, from equal weights of the others.
+        """W of Eq. (7) by alternation, from equal weights of the others, `[…, M, M]`.
 
         R and S follow from W alone, so W is all there is to keep. Eq. (12) gives S as the minimiser
         of the term that the objective wants large; it is kept as the paper states it.
         """
-        device = next(iter(vectors.values())).device if vectors else None
-        shape = (clients, clients)
-        strength = torch.full(shape, 1 / max(clients - 1, 1), dtype=torch.float64, device=device)
+        example = next(iter(vectors.values())) if vectors else torch.empty(clients, 0).double()
+        strength = example.new_full((clients, clients), 1 / max(clients - 1, 1))
         strength = strength.fill_diagonal_(float(clients == 1))
+        strength = strength.expand(*example.shape[:-2], -1, -1)
         for _ in range(self.sweeps):
             t = torch.zeros_like(strength)
             for name, weight in self._kinds.items():
-                focus = attention(vectors[name], strength, self.floor)
+                focus = attention(vectors[name], strength, self.floor).unsqueeze(-2)
                 distance = squared_distances(focus * vectors[name])
                 t += weight * (_unit_range(distance) if self.scale == "terms" else distance)
             renewed = nearest_on_simplex(_unit_range(t) if self.scale == "range" else t, self.gamma)
@@ -304,5 +306,5 @@ def _with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
 
 
 def _unit_range(x: Tensor) -> Tensor:
-    spread = x.max() - x.min()
-    return x / spread if spread > 0 else x
+    spread = x.amax(dim=(-2, -1), keepdim=True) - x.amin(dim=(-2, -1), keepdim=True)
+    return x / torch.where(spread > 0, spread, 1)
