@@ -9,8 +9,6 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 from rich.console import Console
 
 import polyphily
+from commands import Answer, Cli, caller
 from polyphily.cli import main, terminal
 from polyphily.federation.settings import Settings
 from polyphily.graphs.datasets import DATASETS
@@ -31,34 +30,11 @@ QUICK = [*TINY, "--rounds", "3", "--epochs", "1", "--backbone", "gcn", "--hidden
 DIVERGES = ["--optimizer", "sgd", "--lr", "1e4", "--weight-decay", "1", "--rounds", "50"]
 
 
-@dataclass
-class Answer:
-    """What a command line said."""
-
-    status: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Answer]
-
-
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Runs a command line in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("POLYPHILY_DEBUG", raising=False)
-
-    def call(*arguments: str | Path) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["polyphily", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        return Answer(int(caught.value.code or 0), said.out, said.err)
-
-    return call
+    return caller(tmp_path, monkeypatch, capsys)
 
 
 def in_process_of_its_own(*arguments: str, cwd: Path) -> Answer:

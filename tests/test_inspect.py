@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +11,8 @@ from rich.console import Console
 
 from builders import random_graphs
 from cases import federation_of
-from polyphily.cli import inspecting, main
+from commands import Cli, caller
+from polyphily.cli import inspecting
 from polyphily.graphs.federation import load
 from polyphily.heterogeneity.advice import advise
 from polyphily.heterogeneity.inspection import inspect
@@ -36,36 +32,10 @@ WANTED = {
 PAIRS = {"spectral_kl", "neighbour_divergence", "label_divergence"}
 
 
-@dataclass
-class Answer:
-    status: int
-    out: str
-    err: str
-
-    def json(self) -> dict[str, Any]:
-        assert self.status == 0, self.err
-        found: dict[str, Any] = json.loads(self.out)
-        return found
-
-
-Cli = Callable[..., Answer]
-
-
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Runs a command line in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("POLYPHILY_DEBUG", raising=False)
-
-    def call(*arguments: str | Path) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["polyphily", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        return Answer(int(caught.value.code or 0), said.out, said.err)
-
-    return call
+    return caller(tmp_path, monkeypatch, capsys)
 
 
 def write_site(folder: Path, *, labels: str = "ab", nodes: int = 30) -> None:

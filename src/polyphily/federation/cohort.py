@@ -210,9 +210,7 @@ class Cohort:
     @cached_property
     def x_pointers(self) -> tuple[int, ...]:
         """Where each client's stored feature entries begin (rows when dense)."""
-        if isinstance(self.x, Tensor):
-            return self.segments.pointers
-        return tuple(self.x.crow[list(self.segments.pointers)].tolist())
+        return self.segments.pointers_into(self.x)
 
     @cached_property
     def labels(self) -> Tensor:

@@ -297,9 +297,7 @@ class Batch:
 
     @cached_property
     def x_pointers(self) -> tuple[int, ...]:
-        if isinstance(self.x, Tensor):
-            return self.segments.pointers
-        return tuple(self.x.crow[list(self.segments.pointers)].tolist())
+        return self.segments.pointers_into(self.x)
 
     @cached_property
     def labels(self) -> Tensor:

@@ -84,6 +84,12 @@ class Segments:
         """The pointers on the device, int32."""
         return torch.tensor(self.pointers, device=self.device, dtype=torch.int32)
 
+    def pointers_into(self, x: Tensor | SparseMatrix) -> tuple[int, ...]:
+        """Where each client's entries of a matrix begin: rows if it is dense, else those kept."""
+        if isinstance(x, Tensor):
+            return self.pointers
+        return tuple(x.crow[list(self.pointers)].tolist())
+
     def tiles(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Blocks of up to `size` rows of one client each: client, first row, end of the client."""
         if size not in self._tiles:
