@@ -19,7 +19,7 @@ from polyphily.methods.base import create
 from polyphily.papers import tables
 from polyphily.studies import BASELINE, FEDAVG, LOCAL, METHOD, Cell, Row, Study, find, studies
 from polyphily.studies.results import Comparison, Outcome, best, compare, digest, outcomes, page
-from polyphily.studies.trials import federation_of, file_of, run_cell, try_row
+from polyphily.studies.trials import federation_of, file_of, request, run_cell, try_row
 
 every_study = pytest.mark.parametrize("study", studies().values(), ids=studies())
 CELL = Cell("csbm:nodes=40", "natural", 3, "0.6,0.2,0.2:client", table="figure-4")
@@ -116,6 +116,35 @@ def test_what_is_finished_is_not_run_again_and_what_changed_is(
     assert len(said) == 9
     found = json.loads(file_of(tmp_path, small(), CELL).read_text(encoding="utf-8"))
     assert found["cell"]["dataset"] == CELL.dataset
+
+
+def test_a_cells_own_settings_reach_its_runs_and_are_part_of_what_is_asked(
+    tmp_path: Path,
+) -> None:
+    own = replace(CELL, normalize="standard", settings={"dropout": 0.8, "input_dropout": 0.0})
+    plain, changed = federation_of(CELL, 0), federation_of(own, 0)
+    assert plain.partition.sha256 == changed.partition.sha256
+    assert abs(changed.clients[0].features.mean()) < 1e-6 < abs(plain.clients[0].features.mean())
+    study, row = small(), small().rows[2]
+    assert request(study, own, row) == {
+        **request(study, CELL, row),
+        "normalize": "standard",
+        "settings": {**request(study, CELL, row)["settings"], **own.settings},
+    }
+    alone = run(
+        "fedavg",
+        load(CELL.dataset, clients=3, split=CELL.split, seed=0, normalize="standard"),
+        backbone="mlp",
+        lr=0.01,
+        weight_decay=0.0,
+        **{**study.settings, **own.settings},
+    )
+    scores, _ = try_row(small(seeds=(0,)), own, row, [changed])
+    moment = alone.summary["views"]["received"]["best_val"]
+    assert scores["received"]["val"][0][0] == round(moment["val"]["accuracy"], 6)
+    said = page(tmp_path, [small(cells=(own,))])
+    assert "features normalised by standard, dropout 0.8, input_dropout 0.0" in said
+    assert "features normalised" not in page(tmp_path, [small()])
 
 
 def test_nothing_begins_after_the_time_is_up(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ class Cell:
         split: of `load`.
         metric: what selects on validation and is reported.
         table: the published table that has the cell.
+        normalize: of `load`.
+        settings: of the cell's runs, all rows alike, where they differ from the study's.
     """
 
     dataset: str
@@ -39,6 +41,8 @@ class Cell:
     split: str
     metric: str = "accuracy"
     table: str = ""
+    normalize: str = "none"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -137,8 +141,9 @@ def _study(name: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> St
 
 def _cell(cell: Sequence[Any], entry: Mapping[str, Any]) -> Cell:
     names = ("dataset", "partition", "clients", "metric", "table")
-    usual = {"clients": None, "table": entry["table"]}
-    return Cell(split=entry["split"], **{**usual, **dict(zip(names, cell, strict=False))})
+    usual = {"clients": None, "table": entry["table"], "split": entry["split"]}
+    own = entry.get("of", {}).get(cell[0], {})
+    return Cell(**{**usual, **own, **dict(zip(names, cell, strict=False))})
 
 
 def _rows(method: str, entry: Mapping[str, Any], backbones: Sequence[str]) -> list[Row]:

@@ -214,10 +214,22 @@ def _section(study: Study, folder: Path) -> str:
         table = _table(study, folder, view)
         if table:
             parts.append(f"### {view.capitalize()}: {WORDS[view]}{own}\n\n{table}")
+    parts += _own_settings(study)
     missing = [cell.title for cell in study.cells if not outcomes(study, cell, folder, first)]
     if missing:
         parts.append("Not run yet: " + ", ".join(missing) + ".")
     return "\n\n".join(parts)
+
+
+def _own_settings(study: Study) -> list[str]:
+    """What the cells of a dataset do differently, all rows alike."""
+    found = {}
+    for cell in study.cells:
+        words = [] if cell.normalize == "none" else [f"features normalised by {cell.normalize}"]
+        words += [f"{name} {value}" for name, value in cell.settings.items()]
+        if words:
+            found[cell.dataset] = f"All rows of {cell.dataset}: {', '.join(words)}."
+    return list(found.values())
 
 
 def _table(study: Study, folder: Path, view: str) -> str:

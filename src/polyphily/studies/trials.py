@@ -97,8 +97,9 @@ def request(study: Study, cell: Cell, row: Row) -> dict[str, Any]:
                 "method": row.method,
                 "backbone": row.backbone,
                 "set": asdict(create(row.method, dict(row.set))),
-                "settings": {**study.settings, "metric": cell.metric},
+                "settings": {**study.settings, **cell.settings, "metric": cell.metric},
                 "split": cell.split,
+                **({} if cell.normalize == "none" else {"normalize": cell.normalize}),
                 "seeds": study.seeds,
                 "rates": study.rates,
             }
@@ -126,12 +127,13 @@ def federation_of(cell: Cell, seed: int, partitions: Path | None = None) -> Fede
             clients=cell.clients,
             split=cell.split,
             seed=seed,
+            normalize=cell.normalize,
         )
     file = partition_file(partitions, cell, seed)
     if not file.exists():
         partitions.mkdir(parents=True, exist_ok=True)
         federation_of(cell, seed).partition.save(file)
-    return load(cell.dataset, partition=file, seed=seed)
+    return load(cell.dataset, partition=file, seed=seed, normalize=cell.normalize)
 
 
 def try_row(
@@ -145,7 +147,7 @@ def try_row(
     """Scores of all trials and seeds: for each view `val`, `test` and `test_client_mean`, a list of
     trials each, a list of seeds in each. And the cohort, for the next row.
     """
-    settings = {**study.settings, "device": device, "metric": cell.metric}
+    settings = {**study.settings, **cell.settings, "device": device, "metric": cell.metric}
     if row.backbone is not None:
         settings["backbone"] = row.backbone
     trials, execution = side_by_side(
