@@ -585,6 +585,26 @@ def test_cora_is_divided_as_in_openfgl(real_data: Path) -> None:
     assert "2708 nodes" in refusal("cora", clients=2709, root=real_data)
 
 
+@pytest.mark.data
+def test_no_level_of_syn_cora_trains_on_what_another_tests(real_data: Path) -> None:
+    federation = load("syn-cora:homophily=all", split="5-fold", root=real_data)
+    trained, tested = (
+        {
+            (row.tobytes(), label)
+            for graph in federation.clients
+            for row, label in zip(
+                graph.features[getattr(graph.masks, name)].toarray(),
+                graph.labels[getattr(graph.masks, name)].tolist(),
+                strict=True,
+            )
+        }
+        for name in ("train", "test")
+    )
+    assert len(federation) == 11
+    assert len(tested) <= 298  # not the 1,490 of eleven different splits
+    assert len(trained & tested) <= 9  # nodes of one level with equal features
+
+
 def test_clients_with_the_same_nodes_share_one_split() -> None:
     """Else a client's test label would be another's train label."""
     first = random_graph(60, seed=1)
@@ -596,6 +616,17 @@ def test_clients_with_the_same_nodes_share_one_split() -> None:
     for name in ("train", "val", "test"):
         assert np.array_equal(getattr(masks[0], name), getattr(masks[1], name))
     assert any("same nodes" in note for note in load([first, twin]).notes)
+    order = np.random.default_rng(0).permutation(60)
+    for features in (first.features, sp.csr_array(first.features)):
+        one = replace(first, features=features)
+        mixed = replace(twin, features=features[order], labels=first.labels[order])
+        shuffled = load([one, mixed], split="5-fold").clients
+        for name in ("train", "val", "test"):
+            plain, moved = (getattr(graph.masks, name) for graph in shuffled)
+            assert np.array_equal(plain[order], moved)
+            assert plain.any()
+    other_label = replace(mixed, labels=np.roll(mixed.labels, 1))
+    assert not any("same nodes" in note for note in load([one, other_label]).notes)
     apart = load([first, other], split="0.6,0.2,0.2")
     assert apart.clients[0].masks is not None
     assert apart.clients[1].masks is not None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
 from polyphily.errors import UserError, unknown
 from polyphily.graphs import datasets, files, splits
 from polyphily.graphs import noise as disturbances
-from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, Masks
+from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, IntArray, Masks
 from polyphily.graphs.partitions import PARTITIONS, Partition, partition
 
 NORMALIZATIONS = {
@@ -304,37 +307,57 @@ def _natural(
         split = wanted or splits.parse("own" if graphs[0].own_masks else "0.6,0.2,0.2")
         if split.kind == "global":
             raise UserError("a global split needs one graph to divide: these are clients already")
-        twins = len(graphs) > 1 and same_nodes(graphs)
-        drawn = splits.draw(split, graphs[:1] if twins else graphs, seed)
-        masks, text = drawn * len(graphs) if twins else drawn, str(split)
+        twins = same_nodes(graphs)
+        masks, text = splits.draw(split, graphs[:1] if twins else graphs, seed), str(split)
+        if twins:
+            masks = [masks[0].take(position) for position in twins]
     members = [graph.with_masks(own) for graph, own in zip(graphs, masks, strict=True)]
     nodes = [np.arange(a, b) for a, b in pairwise(ends)]
     return members, Partition.of(NATURAL, nodes, masks), text
 
 
-def same_nodes(graphs: Sequence[Graph]) -> bool:
-    """Whether all graphs have the very same nodes, features and labels, in the same order.
+def same_nodes(graphs: Sequence[Graph]) -> list[IntArray] | None:
+    """Where each graph's nodes stand in the first one, if all have the very same nodes.
 
-    One split must then serve all of them: a test node of one client would else be a train node of
-    another, and its label known.
+    Nodes are the same if their features and labels are; their order may differ. One split must then
+    serve all graphs: a test node of one client would else be a train node of another, and its label
+    known. None where graphs differ, or there is only one.
     """
     first = graphs[0]
-    return all(
-        graph.num_nodes == first.num_nodes
-        and np.array_equal(graph.labels, first.labels)
-        and _equal(graph.features, first.features)
-        for graph in graphs[1:]
-    )
+    if len(graphs) < 2 or any(_summary(graph) != _summary(first) for graph in graphs):
+        return None
+    contents = [_contents(graph) for graph in graphs]
+    orders = [np.argsort(content, kind="stable") for content in contents]
+    wanted = contents[0][orders[0]]
+    pairs = list(zip(contents, orders, strict=True))
+    if not all(np.array_equal(content[order], wanted) for content, order in pairs):
+        return None
+    return [orders[0][np.argsort(order)] for order in orders]
 
 
-def _equal(one: Features, two: Features) -> bool:
-    if sp.issparse(one) and sp.issparse(two):
-        return bool(one.shape == two.shape and (one != two).nnz == 0)
-    return type(one) is type(two) and np.array_equal(one, two)
+def _summary(graph: Graph) -> tuple[object, ...]:
+    """What is quickly compared, and differs between almost all graphs."""
+    return graph.num_nodes, graph.features.shape[1], np.sort(graph.labels).tobytes()
+
+
+def _contents(graph: Graph) -> npt.NDArray[np.bytes_]:
+    """A digest of every node's features and label."""
+    features: Any = graph.features
+    if sp.issparse(features):
+        features = sp.csr_array(features, copy=True)
+        features.sum_duplicates()
+        features.eliminate_zeros()
+        bounds = list(pairwise(features.indptr.tolist()))
+        rows = [features.indices[a:b].tobytes() + features.data[a:b].tobytes() for a, b in bounds]
+    else:
+        rows = [row.tobytes() for row in np.ascontiguousarray(features + 0.0)]  # -0 is 0
+    labelled = zip(rows, graph.labels.tolist(), strict=True)
+    digests = [hashlib.sha256(row + b"%d" % label).digest()[:16].hex() for row, label in labelled]
+    return np.array(digests, dtype="S32")
 
 
 def _twin_note(graphs: Sequence[Graph]) -> tuple[str, ...]:
-    if len(graphs) < 2 or not same_nodes(graphs):
+    if same_nodes(graphs) is None:
         return ()
     return (
         "every client has the same nodes: one split serves all, so that no test label is known",
