@@ -18,7 +18,14 @@ from polyphily.federation.local import model_part
 from polyphily.federation.optimizers import clipped
 from polyphily.methods import fedgsp
 from polyphily.methods.base import Uploads, create
-from polyphily.methods.fedgsp import FedGSP, attention, nearest_on_simplex, same_for_everybody
+from polyphily.methods.fedgsp import (
+    FedGSP,
+    Points,
+    Subspaces,
+    attention,
+    nearest_on_simplex,
+    same_for_everybody,
+)
 from polyphily.nn.unifilter import graph_bases
 from polyphily.papers import published, table
 
@@ -47,14 +54,57 @@ def test_newton_finds_the_exact_row_on_the_simplex(gamma: float, size: int) -> N
 
 
 def test_attention_by_hand() -> None:
-    vectors = torch.tensor([[1.0, 0, 2], [0, 0, 0]], dtype=torch.float64)
+    x = torch.tensor([[1.0, 0, 2], [0, 0, 0]], dtype=torch.float64)
+    vectors = Points(x)
     strength = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
     e = np.array([0.4, 0.0, 1.6])  # the symmetrised w_12 times the squared difference
-    plain = attention(vectors[:, [0, 2]], strength, 0)
+    plain = attention(Points(x[:, [0, 2]]), strength, 0)
     np.testing.assert_allclose(plain, (1 / e[[0, 2]]) / (1 / e[[0, 2]]).sum(), rtol=1e-8)
     assert attention(vectors, strength, 0)[1] > 0.999999  # all agree there: it takes everything
     raised = 1 / (e + 0.5 * e.mean())
     np.testing.assert_allclose(attention(vectors, strength, 0.5), raised / raised.sum(), rtol=1e-8)
+
+
+def projectors(vectors: np.ndarray) -> np.ndarray:
+    """V^T V of every client and order, `[M, orders, t, F] -> [M, orders, F, F]`."""
+    return np.einsum("iotf,iotg->iofg", vectors, vectors)
+
+
+def random_vectors(clients: int, orders: int, t: int, features: int, seed: int) -> np.ndarray:
+    draws = np.random.default_rng(seed).normal(size=(clients, orders, features, t))
+    return np.linalg.qr(draws)[0].swapaxes(2, 3)
+
+
+def test_subspaces_are_compared_by_their_projectors() -> None:
+    vectors, rng = random_vectors(4, 3, 2, 7, seed=0), np.random.default_rng(1)
+    p, w, focus = projectors(vectors), rng.random((4, 4)), rng.random((3, 7))
+    laplacian = np.diag(w.sum(axis=1)) - w
+    ours = Subspaces.of(torch.from_numpy(vectors))
+    expected = np.einsum("ij,iofg,jofg->of", laplacian, p, p)
+    found = ours.spread(torch.from_numpy(laplacian)).view(3, 7)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    scaled = focus[None, :, :, None] * p * focus[None, :, None, :]
+    expected = ((scaled[:, None] - scaled) ** 2).sum(axis=(2, 3, 4))
+    found = ours.distances(torch.from_numpy(focus.ravel()))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_a_subspace_does_not_depend_on_sign_order_or_rotation() -> None:
+    rng = np.random.default_rng(2)
+    vectors = random_vectors(5, 1, 3, 9, seed=1)
+    turned = np.linalg.qr(rng.normal(size=(5, 1, 3, 3)))[0] @ vectors
+    for compare, same in (("subspace", True), ("vectors", False)):
+        method = FedGSP(compare=compare, gamma=0.3)
+        solved = [
+            method.solve(
+                {n: torch.from_numpy(x) for n in ("homophily", "heterophily")}
+                | {"heterophily": torch.from_numpy(x[::-1].copy())},
+                5,
+            )
+            for x in (vectors, turned)
+        ]
+        assert np.allclose(*solved, atol=1e-9) is same
+        assert float(solved[0].max() - solved[0].min()) > 0.05
 
 
 def alternation(p: np.ndarray, q: np.ndarray, method: FedGSP) -> np.ndarray:
@@ -66,11 +116,28 @@ def alternation(p: np.ndarray, q: np.ndarray, method: FedGSP) -> np.ndarray:
         both = (w + w.T) / 2
         distance = []
         for x in (p, q):
-            pairs = (x[:, None] - x) ** 2
-            e = 0.5 * (both[:, :, None] * pairs).sum(axis=(0, 1))
+            if method.compare == "vectors":
+                pairs = (x[:, None] - x).reshape(size, size, -1) ** 2
+                seen = pairs
+            else:
+                projected = projectors(x)
+                pairs = (projected[:, None] - projected) ** 2  # [M, M, orders, F, F]
+                seen = pairs.sum(axis=4).reshape(size, size, -1)
+            e = 0.5 * (both[:, :, None] * seen).sum(axis=(0, 1))
             focus = 1 / (e + method.floor * e.mean() + 1e-10)
             focus /= focus.sum()
-            distance.append((focus**2 * pairs).sum(axis=2))
+            if method.compare == "vectors":
+                distance.append((focus**2 * pairs).sum(axis=2))
+            else:
+                r = focus.reshape(x.shape[1], -1) ** 2
+                distance.append(np.einsum("of,og,ijofg->ij", r, r, pairs))
+        apart = ~np.eye(size, dtype=bool)
+        if method.scale == "others":
+            low, high = ([f(d[apart]) for d in distance] for f in (np.min, np.max))
+            distance = [
+                np.where(apart, (d - a) / (b - a) / size, 0)
+                for d, a, b in zip(distance, low, high, strict=True)
+            ]
         if method.scale == "terms":
             distance = [d / d.max() for d in distance]
         t = method.sharing * distance[0] - method.complementing * distance[1]
@@ -81,39 +148,70 @@ def alternation(p: np.ndarray, q: np.ndarray, method: FedGSP) -> np.ndarray:
     return w
 
 
-@pytest.mark.parametrize("scale", ["terms", "range", "none"])
+@pytest.mark.parametrize("compare", ["vectors", "subspace"])
+@pytest.mark.parametrize("scale", ["others", "terms", "range", "none"])
 @pytest.mark.parametrize("floor", [0.0, 0.3])
-def test_alternation_is_that_of_the_paper(scale: str, floor: float) -> None:
-    chosen = {"scale": scale, "floor": floor, "sweeps": 4, "gamma": 0.3, "complementing": 0.6}
-    method = FedGSP(**chosen)
-    rng = np.random.default_rng(0)
-    p, q = rng.normal(size=(5, 12)), rng.normal(size=(5, 12))
+def test_alternation_is_that_of_the_paper(compare: str, scale: str, floor: float) -> None:
+    method = FedGSP(
+        compare=compare, scale=scale, floor=floor, sweeps=4, gamma=0.3, complementing=0.6
+    )
+    p, q = (random_vectors(5, 2, 3, 6, seed) for seed in (0, 1))
     vectors = {"homophily": torch.from_numpy(p), "heterophily": torch.from_numpy(q)}
-    np.testing.assert_allclose(method.solve(vectors, 5), alternation(p, q, method), atol=1e-10)
+    found = method.solve(vectors, 5)
+    np.testing.assert_allclose(found, alternation(p, q, method), atol=1e-10)
+    stacked = {n: torch.stack([v, v.flip(0)]) for n, v in vectors.items()}
+    torch.testing.assert_close(method.solve(stacked, 5)[0], found)
 
 
 def test_as_printed_the_strengths_are_all_but_even() -> None:
     rng = np.random.default_rng(0)
     vectors = {n: torch.from_numpy(rng.normal(size=(6, 900))) for n in ("homophily", "heterophily")}
-    vectors = {n: F.normalize(v) for n, v in vectors.items()}
-    printed = FedGSP(scale="none", floor=0.0, gamma=1.0).solve(vectors, 6)
+    vectors = {n: F.normalize(v).view(6, 1, 3, 300) for n, v in vectors.items()}
+    printed = create("fedgsp", {"paper": True, "gamma": 1.0}).solve(vectors, 6)
     np.testing.assert_allclose(printed, 1 / 6, atol=1e-3)
-    assert float(FedGSP(gamma=1.0).solve(vectors, 6).max()) > 0.2
     usual = FedGSP().solve(vectors, 6)
     assert float(usual.max() - usual.min()) > 0.02
 
 
+def in_one_dimension(*places: float) -> dict[str, Tensor]:
+    x = torch.tensor(places, dtype=torch.float64).view(-1, 1, 1, 1)
+    return {"homophily": x, "heterophily": x}
+
+
 def test_sharing_prefers_the_similar_and_complementing_the_different() -> None:
-    x = torch.tensor([[0.0], [0.1], [1.0]], dtype=torch.float64)
-    vectors = {"homophily": x, "heterophily": x}
-    shared = FedGSP(complementing=0.0).solve(vectors, 3)
-    assert shared[0, 0] > shared[0, 1] > shared[0, 2]
-    complemented = FedGSP(sharing=0.0).solve(vectors, 3)
-    assert complemented[0, 0] < complemented[0, 1] < complemented[0, 2]
+    vectors = in_one_dimension(0, 0.1, 1)
+    for scale in ("others", "terms"):
+        shared = FedGSP(complementing=0.0, scale=scale).solve(vectors, 3)
+        assert shared[0, 0] >= shared[0, 1] > shared[0, 2]
+        assert shared[2, 2] > shared[2, 1] > shared[2, 0]
+        complemented = FedGSP(sharing=0.0, scale=scale).solve(vectors, 3)
+        assert complemented[0, 0] <= complemented[0, 1] < complemented[0, 2]
     neither = FedGSP(sharing=0.0, complementing=0.0).solve({}, 3)
     np.testing.assert_allclose(neither, 1 / 3)
     even = FedGSP(complementing=0.0, gamma=100.0).solve(vectors, 3)
     np.testing.assert_allclose(even, 1 / 3, atol=0.01)
+
+
+def test_rounding_is_no_difference() -> None:
+    rng = np.random.default_rng(3)
+    basis = np.linalg.qr(rng.normal(size=(12, 12)))[0].reshape(4, 3, 12)
+    turns = np.linalg.qr(rng.normal(size=(4, 3, 3)))[0]
+    equal = np.broadcast_to(basis[0], (4, 3, 12))
+    for spans in (turns @ equal, turns @ basis, turns[:2] @ basis[:2]):  # one, far apart, a pair
+        kinds = {n: torch.from_numpy(spans)[:, None] for n in ("homophily", "heterophily")}
+        for off in ({}, {"sharing": 0.0}, {"complementing": 0.0}):
+            found = FedGSP(floor=1e9, **off).solve(kinds, len(spans))
+            np.testing.assert_allclose(found, 1 / len(spans), atol=1e-7)
+
+
+def test_how_uneven_strengths_are_does_not_depend_on_the_number_of_clients() -> None:
+    for clients in (1, 2, 5, 40):
+        vectors = in_one_dimension(*np.linspace(0, 1, clients))
+        strength = FedGSP(complementing=0.0, gamma=1.0).solve(vectors, clients)
+        np.testing.assert_allclose(strength.sum(dim=1), 1)
+        if clients > 2:
+            most = clients * float(strength.max())
+            assert 1.2 < most < 1.6
 
 
 def test_the_control_has_one_self_weight_for_everybody() -> None:
@@ -123,8 +221,7 @@ def test_the_control_has_one_self_weight_for_everybody() -> None:
         torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]),
     )
     assert same_for_everybody(torch.ones(1, 1)).item() == 1
-    x = torch.tensor([[0.0], [0.1], [1.0]], dtype=torch.float64)
-    vectors = {"homophily": x, "heterophily": x}
+    vectors = in_one_dimension(0, 0.1, 1)
     spectral = FedGSP(complementing=0.0).solve(vectors, 3)
     control = FedGSP(complementing=0.0, strengths="control").solve(vectors, 3)
     torch.testing.assert_close(control, same_for_everybody(spectral))
@@ -159,7 +256,7 @@ def test_every_order_and_the_mlp_have_a_matrix_of_their_own() -> None:
     method, state = tiny_server()
     after = method.aggregate(state, sent((0, 1, 2)), NO_RNG)
     p = sent((0, 1, 2))["homophily"]
-    problems = [p[:, 0], p[:, 1], p.flatten(1)]
+    problems = [p[:, :1].unsqueeze(2), p[:, 1:].unsqueeze(2), p.unsqueeze(2)]
     strength = [
         method.solve({"homophily": x, "heterophily": torch.zeros_like(x)}, 3) for x in problems
     ]
@@ -253,7 +350,7 @@ def test_training_is_adam_with_two_groups(clip: float) -> None:
     """One client for three steps, against torch's optimiser."""
     several = small_federation()
     federation = dataclasses.replace(several, clients=several.clients[:1])
-    chosen = {"coefficient_lr": 0.02, "coefficient_weight_decay": 0.3}
+    chosen = {"coefficient_lr": 0.02, "coefficient_weight_decay": 0.3, "leash": 0.7}
     ours = simulate(
         create("fedgsp", chosen), federation, 0, epochs=3, weight_decay=0.1, lr=0.05, clip=clip
     )
@@ -270,6 +367,8 @@ def test_training_is_adam_with_two_groups(clip: float) -> None:
     for _ in range(3):
         logits = local.forward(params).logits[nodes]
         loss = F.cross_entropy(logits, local.cohort.train_labels)
+        away = params["coefficients"] - local.params["coefficients"]
+        loss = loss + 0.35 * away.square().sum()
         grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         for name, grad in (clipped(grads, clip) if clip else grads).items():
             params[name].grad = grad
@@ -302,8 +401,12 @@ def test_clients_have_models_of_their_own() -> None:
 @pytest.mark.parametrize(
     "chosen",
     [
-        {"scale": "none", "floor": 0.0},
+        {"compare": "vectors"},
+        {"scale": "none"},
         {"scale": "range"},
+        {"scale": "terms"},
+        {"floor": 0.0},
+        {"leash": 0.0},
         {"strengths": "control"},
         {"coefficients": "order"},
         {"order": 0},

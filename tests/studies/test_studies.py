@@ -147,6 +147,13 @@ def test_a_cells_own_settings_reach_its_runs_and_are_part_of_what_is_asked(
     assert "features normalised" not in page(tmp_path, [small()])
 
 
+def test_the_page_says_what_was_tried(tmp_path: Path) -> None:
+    assert "\n- weights by size: level" in page(
+        tmp_path, [small(findings=("weights by size: level",))]
+    )
+    assert "tried" not in page(tmp_path, [small()])
+
+
 def test_nothing_begins_after_the_time_is_up(tmp_path: Path) -> None:
     run_cell(small(), CELL, tmp_path, until=0.0)
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from polyphily.federation.cohort import Cohort
-from polyphily.federation.local import Local, Message, as_model
+from polyphily.federation.local import Local, Message, as_model, model_part
 from polyphily.federation.optimizers import OptimizerSpec
 from polyphily.methods.base import Method, State, Uploads, parameter, register
 from polyphily.nn.backbones import Backbone, Output, Shape
@@ -23,6 +23,7 @@ COEFFICIENTS = "coefficients"
 HOMOPHILY, HETEROPHILY = "homophily", "heterophily"  # the vectors p and q
 STRENGTH, LAST, HEARD, KNOWN = "strength", "last/", "heard", "known"
 EXCHANGE, QUIET = "exchange", "quiet"  # rounds in which vectors are sent, and those after
+ROUNDING = 1e-10  # share of a number that may be rounding
 TINY = 1e-10  # added to e_l, so that it can be divided by
 SETTLED = 1e-9  # largest change of W by which the alternation counts as settled
 
@@ -30,30 +31,89 @@ SETTLED = 1e-9  # largest change of W by which the alternation counts as settled
 # Collaboration strengths (Section V-B) -----------------------------------------------------------
 
 
-def attention(vectors: Tensor, strength: Tensor, floor: float) -> Tensor:
-    """r on the simplex with r_l proportional to 1/e_l, e_l = p_l^T L p_l, Eq. (11) and (12).
+@dataclass(frozen=True)
+class Points:
+    """Clients as points, their vectors laid end to end: the paper's p_i and q_i.
 
-    L is the Laplacian of the symmetrised W. `floor` times the mean of e is added to every e_l. Here
-    and below, problems may be stacked in front.
+    Attributes:
+        x: one row per client, `[…, M, d]`; here and below, problems may be stacked in front.
+    """
+
+    x: Tensor
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> Points:
+        """From `[…, M, orders, t, F]`."""
+        return cls(vectors.flatten(-3))
+
+    def spread(self, laplacian: Tensor) -> Tensor:
+        """e_l = p_l^T L p_l of every dimension, Eq. (12), `[…, d]`."""
+        return (self.x * (laplacian @ self.x)).sum(dim=-2)
+
+    def distances(self, focus: Tensor) -> Tensor:
+        """||R p_i - R p_j||^2 of all pairs, R = diag(focus)."""
+        return _distances((focus.unsqueeze(-2) * self.x) @ (focus.unsqueeze(-2) * self.x).mT)
+
+
+@dataclass(frozen=True)
+class Subspaces:
+    """Clients as the spans of their vectors: P_i = V_i^T V_i stands for p_i, a feature for a dim.
+
+    Singular vectors are comparable between clients only up to sign, order and, where singular
+    values are close, rotation. Their span is not touched by any of these.
+
+    Attributes:
+        v: the vectors of all clients, orthonormal or zero, `[…, orders, M t, F]`.
+        count: t.
+    """
+
+    v: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> Subspaces:
+        """From `[…, M, orders, t, F]`."""
+        return cls(vectors.movedim(-4, -3).flatten(-3, -2), vectors.shape[-2])
+
+    def spread(self, laplacian: Tensor) -> Tensor:
+        """e_l = sum_ij L_ij <P_i[l], P_j[l]> of every order and feature, `[…, orders F]`."""
+        wide = laplacian.repeat_interleave(self.count, -1).repeat_interleave(self.count, -2)
+        products = (self.v @ self.v.mT) * wide.unsqueeze(-3)
+        return (self.v * (products @ self.v)).sum(dim=-2).flatten(-2)
+
+    def distances(self, focus: Tensor) -> Tensor:
+        """||R P_i R - R P_j R||^2 of all pairs, in Frobenius' norm, summed over orders."""
+        *stacked, orders, rows, features = self.v.shape
+        focus = focus.view(*stacked, orders, 1, features)
+        products = ((focus.square() * self.v) @ self.v.mT).square()
+        pairs = products.view(*stacked, orders, rows // self.count, self.count, -1, self.count)
+        return _distances(pairs.sum(dim=(-5, -3, -1)))
+
+
+def _distances(products: Tensor) -> Tensor:
+    """Squared distances of all pairs, from their inner products."""
+    squares = products.diagonal(dim1=-2, dim2=-1)
+    both = squares.unsqueeze(-1) + squares.unsqueeze(-2)
+    found = both - 2 * products
+    found = torch.where(found > ROUNDING * both, found, 0)
+    found.diagonal(dim1=-2, dim2=-1).zero_()
+    return found
+
+
+def attention(clients: Points | Subspaces, strength: Tensor, floor: float) -> Tensor:
+    """r on the simplex with r_l proportional to 1/e_l, Eq. (11) and (12).
+
+    L is the Laplacian of the symmetrised W. `floor` times the mean of e is added to every e_l.
 
     Args:
-        vectors: one row per client, `[…, M, d]`.
+        clients: what they sent of one kind.
         strength: W, `[…, M, M]`.
         floor: 0 is the paper's form, in which a dimension on which all clients agree takes it all.
     """
     both = (strength + strength.mT) / 2
-    laplacian = torch.diag_embed(both.sum(dim=-1)) - both
-    e = (vectors * (laplacian @ vectors)).sum(dim=-2).clamp(min=0)
+    e = clients.spread(torch.diag_embed(both.sum(dim=-1)) - both).clamp(min=0)
     inverse = (e + floor * e.mean(dim=-1, keepdim=True) + TINY).reciprocal()
     return inverse / inverse.sum(dim=-1, keepdim=True)
-
-
-def squared_distances(x: Tensor) -> Tensor:
-    """||x_i - x_j||^2 of all pairs of rows."""
-    squares = x.square().sum(dim=-1)
-    found = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * x @ x.mT).clamp(min=0)
-    found.diagonal(dim1=-2, dim2=-1).zero_()
-    return found
 
 
 def nearest_on_simplex(t: Tensor, gamma: float) -> Tensor:
@@ -98,7 +158,10 @@ class FedGSP(Method):
         sum_ij (||R p_i - R p_j||^2 - ||S q_i - S q_j||^2) w_ij + gamma w_ij^2,
 
     rows of W, and the diagonals of R and S, on the simplex. The bases are static, so the vectors
-    are: the server solves when it hears from new clients and keeps W otherwise.
+    are: the server solves when it hears from new clients and keeps W otherwise. By default the
+    spans of the vectors are compared, distances between different clients are brought to the same
+    range, and a client's coefficients are kept near the mixture that it received; the paper has
+    none of the three.
 
     A client that does not answer is present by the model that it sent last. One whose vectors the
     server does not have receives the plain mean of the models that were sent.
@@ -111,24 +174,40 @@ class FedGSP(Method):
     order: int = parameter(10, "highest order of the bases", symbol="K")
     tau: float = parameter(0.95, "share of the homophily bases in the mixture", symbol="τ")
     vectors: int = parameter(3, "singular vectors that are sent of each basis", symbol="t")
-    gamma: float = parameter(4.0, "weight of w_ij^2: the larger, the more even is W", symbol="γ")
+    gamma: float = parameter(1.0, "weight of w_ij^2: the larger, the more even is W", symbol="γ")
     sharing: float = parameter(
         1.0, "weight of the homophily distances; 1 in the paper, 0 turns sharing off"
     )
     complementing: float = parameter(
         1.0, "weight of the heterophily distances; 1 in the paper, 0 turns complementing off"
     )
+    compare: str = parameter(
+        "subspace",
+        "what of two clients is compared: the span of their singular vectors, or the vectors one "
+        "by one, which depend on sign and order",
+        choices=("subspace", "vectors"),
+        paper="vectors",
+    )
     scale: str = parameter(
-        "terms",
-        "what is brought to unit range before the W step: the distances of each kind (terms), "
-        "their difference t_ij (range), or nothing (none: W is all but even then)",
-        choices=("terms", "range", "none"),
+        "others",
+        "what is brought to unit range before the W step: the distances of each kind between "
+        "different clients, over M, a client being as near to itself as its nearest pair (others); "
+        "all distances of each kind (terms); their difference t_ij (range); or nothing (none: W is "
+        "all but even then)",
+        choices=("others", "terms", "range", "none"),
         paper="none",
     )
     floor: float = parameter(
         1.0,
         "share of the mean e_l that is added to each: bounds the attention of dimensions on which "
         "clients agree",
+        paper=0.0,
+    )
+    leash: float = parameter(
+        0.2,
+        "weight of ||W - W_received||^2 / 2 in a client's loss: coefficients of the filter stay "
+        "near the mixture that it was given",
+        symbol="μ",
         paper=0.0,
     )
     strengths: str = parameter(
@@ -188,12 +267,15 @@ class FedGSP(Method):
         return {name: vectors.contiguous() for name, vectors in kinds if name in self._kinds}
 
     def loss(self, local: Local) -> Tensor:
-        """Cross-entropy, Eq. (3) and (4), computed at train nodes alone."""
+        """Cross-entropy, Eq. (3) and (4), computed at train nodes alone; and the leash."""
         cohort = local.cohort
         output: Output = functional_call(local.network, local.params, (cohort, local.draws, True))
-        return local.train_mean(
-            F.cross_entropy(output.logits, cohort.train_labels, reduction="none")
-        )
+        error = F.cross_entropy(output.logits, cohort.train_labels, reduction="none")
+        loss = local.train_mean(error)
+        if self.leash:
+            received = model_part(local.received)[COEFFICIENTS]
+            loss = loss + self.leash / 2 * local.drift({COEFFICIENTS: received})
+        return loss
 
     def optimizer_of(self, parameter: str, run: OptimizerSpec) -> OptimizerSpec:
         """Coefficients and MLP have a learning rate and a decay each."""
@@ -246,9 +328,15 @@ class FedGSP(Method):
         if len(known) == 0:
             return found
         # Small problems of many steps: a CPU is the faster place, and all orders step together.
-        vectors = {name: state[name][known].double().cpu() for name in self._kinds}
-        orders = self.solve({n: v.transpose(0, 1) for n, v in vectors.items()}, len(known))
-        mlp = self.solve({n: flat(v) for n, v in vectors.items()}, len(known))  # Eq. (18)
+        vectors = {
+            name: state[name][known]
+            .double()
+            .cpu()
+            .view(len(known), self.order + 1, self.vectors, -1)
+            for name in self._kinds
+        }
+        each = {n: v.transpose(0, 1).unsqueeze(2) for n, v in vectors.items()}
+        orders, mlp = self.solve(each, len(known)), self.solve(vectors, len(known))  # Eq. (18)
         found[known] = 0
         solved = torch.cat([orders.expand(self.order + 1, -1, -1), mlp.unsqueeze(0)])
         found[known.unsqueeze(1), :, known] = solved.permute(1, 2, 0).to(found)
@@ -259,17 +347,22 @@ class FedGSP(Method):
 
         R and S follow from W alone, so W is all there is to keep. Eq. (12) gives S as the minimiser
         of the term that the objective wants large; it is kept as the paper states it.
+
+        Args:
+            vectors: of each kind that matters, `[…, M, orders, t, F]`.
+            clients: M.
         """
-        example = next(iter(vectors.values())) if vectors else torch.empty(clients, 0).double()
+        form = Points if self.compare == "vectors" else Subspaces
+        sent = {name: form.of(tensor) for name, tensor in vectors.items()}
+        example = next(iter(vectors.values()), torch.empty(clients, 0, 0, 0).double())
         strength = example.new_full((clients, clients), 1 / max(clients - 1, 1))
         strength = strength.fill_diagonal_(float(clients == 1))
-        strength = strength.expand(*example.shape[:-2], -1, -1)
+        strength = strength.expand(*example.shape[:-4], -1, -1)
         for _ in range(self.sweeps):
             t = torch.zeros_like(strength)
             for name, weight in self._kinds.items():
-                focus = attention(vectors[name], strength, self.floor).unsqueeze(-2)
-                distance = squared_distances(focus * vectors[name])
-                t += weight * (_unit_range(distance) if self.scale == "terms" else distance)
+                distance = sent[name].distances(attention(sent[name], strength, self.floor))
+                t += weight * SCALED.get(self.scale, _as_it_is)(distance)
             renewed = nearest_on_simplex(_unit_range(t) if self.scale == "range" else t, self.gamma)
             change = float((renewed - strength).abs().max())
             strength = renewed
@@ -308,3 +401,18 @@ def _with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
 def _unit_range(x: Tensor) -> Tensor:
     spread = x.amax(dim=(-2, -1), keepdim=True) - x.amin(dim=(-2, -1), keepdim=True)
     return x / torch.where(spread > 0, spread, 1)
+
+
+def _between_others(x: Tensor) -> Tensor:
+    """Distances of different clients from 0 to 1/M; the diagonal is 0, like the nearest pair."""
+    own = torch.eye(x.shape[-1], dtype=torch.bool, device=x.device)
+    nearest = x.masked_fill(own, torch.inf).amin(dim=(-2, -1), keepdim=True)
+    more = (x - nearest).masked_fill(own, 0)
+    return _unit_range(torch.where(more > ROUNDING * x, more, 0)) / x.shape[-1]
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+SCALED = {"others": _between_others, "terms": _unit_range}

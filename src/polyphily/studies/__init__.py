@@ -96,6 +96,7 @@ class Study:
         rates: (learning rate, weight decay): the trials of every row.
         settings: of every run.
         paper: whose published figures stand beside ours.
+        findings: what was tried, and what the tables say, in words.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Study:
     rates: tuple[tuple[float, float], ...]
     settings: Mapping[str, Any]
     paper: str
+    findings: tuple[str, ...] = ()
 
 
 @cache
@@ -136,6 +138,7 @@ def _study(name: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> St
         rates=tuple((lr, decay) for lr, decay in common["rates"]),
         settings={**common["settings"], **entry.get("settings", {})},
         paper=method,
+        findings=tuple(entry.get("findings", ())),
     )
 
 

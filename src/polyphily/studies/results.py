@@ -75,6 +75,11 @@ class Comparison:
         return cls(difference, p, baseline.std)
 
     @property
+    def higher(self) -> bool:
+        """In the digits that are shown."""
+        return round(self.difference, 2) > 0
+
+    @property
     def verdict(self) -> str:
         if self.p < LEVEL:
             return "better" if self.difference > 0 else "worse"
@@ -196,7 +201,7 @@ def _summary(wanted: Sequence[Study], folder: Path) -> str:
                     study.name,
                     view,
                     f"{len(found)} of {len(study.cells)}",
-                    str(sum(comparison.difference > 0 for comparison in found)),
+                    str(sum(comparison.higher for comparison in found)),
                     *(str(verdicts.count(word)) for word in ("better", "level", "worse")),
                     f"{mean:+.2f}",
                 ]
@@ -215,6 +220,8 @@ def _section(study: Study, folder: Path) -> str:
         if table:
             parts.append(f"### {view.capitalize()}: {WORDS[view]}{own}\n\n{table}")
     parts += _own_settings(study)
+    if study.findings:
+        parts.append("What was found and tried:\n\n" + "\n".join(f"- {x}" for x in study.findings))
     missing = [cell.title for cell in study.cells if not outcomes(study, cell, folder, first)]
     if missing:
         parts.append("Not run yet: " + ", ".join(missing) + ".")
