@@ -49,6 +49,7 @@ DENSE_ELSEWHERE = 256  # and where the matrix must go to the host for that
 SPARE = 1  # vectors iterated beside those wanted
 DEPTH = 8  # blocks in a Krylov space before it is restarted
 RESTARTS, FEW_RESTARTS = 40, 5  # of large matrices, and of those that LAPACK solves in no time
+SHORTENED = 0.25  # squared length that a unit vector keeps when it is projected once more
 ACCURACY = 1e-9  # of an eigenvector: its residual over the gap to the next eigenvalue
 LEVELS = 1 << 16  # of the numbers that decide about dropout
 PACKED_AT_MOST = 1 << 32  # numbers in the bases of nodes without labels that a GPU packs
@@ -223,14 +224,18 @@ def _dense_eigenpairs(a: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _orthonormal(x: Tensor, beside: Tensor | None = None) -> Tensor:
     """Orthonormal columns that span what of x is orthogonal to `beside`; zero if nothing is left.
 
-    By products and a small eigenproblem, all of them batched; twice, for the sake of rounding.
+    By products and a small eigenproblem, all of them batched; twice, for the sake of rounding. What
+    the first time leaves as rounding, or the second makes much shorter, was nothing.
     """
+    largest = (x * x).sum(dim=1).amax(dim=1, keepdim=True)
+    least = largest * (x.shape[1] * EPSILON) ** 2
     for _ in range(2):
         if beside is not None:
             x = x - beside @ (beside.mT @ x)
         values, vectors = torch.linalg.eigh(x.mT @ x)
-        real = values > EPSILON * values[:, -1:].clamp(min=torch.finfo(x.dtype).tiny)
+        real = values > torch.maximum(least, EPSILON * values[:, -1:])
         x = x @ (vectors * torch.where(real, values.clamp(min=0).rsqrt(), 0).unsqueeze(1))
+        least = torch.full_like(least, SHORTENED)
     return x
 
 
