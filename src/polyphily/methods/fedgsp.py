@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -75,11 +76,15 @@ class Subspaces:
         """From `[…, M, orders, t, F]`."""
         return cls(vectors.movedim(-4, -3).flatten(-3, -2), vectors.shape[-2])
 
+    @cached_property
+    def products(self) -> Tensor:
+        return self.v @ self.v.mT
+
     def spread(self, laplacian: Tensor) -> Tensor:
         """e_l = sum_ij L_ij <P_i[l], P_j[l]> of every order and feature, `[…, orders F]`."""
         wide = laplacian.repeat_interleave(self.count, -1).repeat_interleave(self.count, -2)
-        products = (self.v @ self.v.mT) * wide.unsqueeze(-3)
-        return (self.v * (products @ self.v)).sum(dim=-2).flatten(-2)
+        weighted = self.products * wide.unsqueeze(-3)
+        return (self.v * (weighted @ self.v)).sum(dim=-2).flatten(-2)
 
     def distances(self, focus: Tensor) -> Tensor:
         """||R P_i R - R P_j R||^2 of all pairs, in Frobenius' norm, summed over orders."""
