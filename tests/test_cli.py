@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import polyphily
@@ -266,6 +267,19 @@ def test_a_failure_of_ours_is_told_without_a_traceback_unless_asked_for(
     monkeypatch.setenv("POLYPHILY_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+def test_where_memory_runs_out_the_answer_says_what_needs_less(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greedy(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …")
+
+    monkeypatch.setattr("polyphily.graphs.federation.load", greedy)
+    answer = cli("run", "fedavg", *QUICK)
+    assert_refused(answer, "no memory left. CUDA out of memory.", status=1)
+    assert "--memory" in answer.err
+    assert "Tried" not in answer.err
 
 
 # What is printed -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from polyphily import load
@@ -17,7 +18,18 @@ from polyphily.graphs.datasets import find as find_dataset
 from polyphily.graphs.partitions import PARTITIONS
 from polyphily.methods.base import create
 from polyphily.papers import tables
-from polyphily.studies import BASELINE, FEDAVG, LOCAL, METHOD, Cell, Row, Study, find, studies
+from polyphily.studies import (
+    BASELINE,
+    FEDAVG,
+    LOCAL,
+    METHOD,
+    Cell,
+    Row,
+    Study,
+    find,
+    studies,
+    trials,
+)
 from polyphily.studies.results import Comparison, Outcome, best, compare, digest, outcomes, page
 from polyphily.studies.trials import federation_of, file_of, request, run_cell, try_row
 
@@ -152,6 +164,24 @@ def test_the_page_says_what_was_tried(tmp_path: Path) -> None:
         tmp_path, [small(findings=("weights by size: level",))]
     )
     assert "tried" not in page(tmp_path, [small()])
+
+
+def test_a_row_without_memory_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scarce(study: Study, cell: Cell, row: Row, *rest: object) -> object:
+        if row.label == "FedAvg, gcn":
+            raise torch.OutOfMemoryError
+        return try_row(study, cell, row, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trials, "try_row", scarce)
+    said: list[str] = []
+    run_cell(small(), CELL, tmp_path, report=said.append)
+    assert sum("no memory left" in line for line in said) == 1
+    assert len(outcomes(small(), CELL, tmp_path, "received")) == 3
+    monkeypatch.undo()
+    run_cell(small(), CELL, tmp_path)
+    assert len(outcomes(small(), CELL, tmp_path, "received")) == 4
 
 
 def test_nothing_begins_after_the_time_is_up(tmp_path: Path) -> None:

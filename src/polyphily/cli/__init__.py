@@ -79,6 +79,13 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("POLYPHILY_DEBUG"):
             raise
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            _complain(
+                f"the GPU has no memory left. {str(error).partition('. ')[0]}.\n"
+                "--memory 20GB, say, trains in turn what does not fit into that much; fewer seeds "
+                "or --device cpu need less, too."
+            )
+            sys.exit(1)
         _complain(
             f"failed: {type(error).__name__}: {error}\n"
             "This is a failure of the run, not of your request. "

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import polyphily
 from polyphily.errors import PolyphilyError, UserError
 from polyphily.federation.cohort import Cohort
@@ -70,6 +72,16 @@ def run_cell(
         except PolyphilyError as error:
             report(f"{cell.title}: {row.label}: {error}")
             continue
+        except torch.OutOfMemoryError:
+            report(
+                f"{cell.title}: {row.label}: {device} has no memory left; what is missing, the "
+                "next call runs"
+            )
+            cohort = None
+            continue
+        finally:
+            if device != "cpu":
+                torch.cuda.empty_cache()  # other processes may want it
         seconds = time.perf_counter() - began
         found |= {"cell": asdict(cell), "polyphily": polyphily.__version__}
         found["rows"][row.key] = {
