@@ -195,10 +195,9 @@ class FedGSP(Method):
     )
     scale: str = parameter(
         "others",
-        "what is brought to unit range before the W step: the distances of each kind between "
-        "different clients, over M, a client being as near to itself as its nearest pair (others); "
-        "all distances of each kind (terms); their difference t_ij (range); or nothing (none: W is "
-        "all but even then)",
+        "what is brought to one range before the W step: others, distances of each kind between "
+        "different clients (0 to 1/M; oneself is like the nearest pair); terms, all distances of "
+        "each kind; range, t_ij; none (W is all but even)",
         choices=("others", "terms", "range", "none"),
         paper="none",
     )
@@ -333,13 +332,8 @@ class FedGSP(Method):
         if len(known) == 0:
             return found
         # Small problems of many steps: a CPU is the faster place, and all orders step together.
-        vectors = {
-            name: state[name][known]
-            .double()
-            .cpu()
-            .view(len(known), self.order + 1, self.vectors, -1)
-            for name in self._kinds
-        }
+        shape = (len(known), self.order + 1, self.vectors, -1)
+        vectors = {n: state[n][known].double().cpu().view(shape) for n in self._kinds}
         each = {n: v.transpose(0, 1).unsqueeze(2) for n, v in vectors.items()}
         orders, mlp = self.solve(each, len(known)), self.solve(vectors, len(known))  # Eq. (18)
         found[known] = 0
@@ -367,13 +361,18 @@ class FedGSP(Method):
             t = torch.zeros_like(strength)
             for name, weight in self._kinds.items():
                 distance = sent[name].distances(attention(sent[name], strength, self.floor))
-                t += weight * SCALED.get(self.scale, _as_it_is)(distance)
+                t += weight * self._scaled(distance)
             renewed = nearest_on_simplex(_unit_range(t) if self.scale == "range" else t, self.gamma)
             change = float((renewed - strength).abs().max())
             strength = renewed
             if change < SETTLED:
                 break
         return same_for_everybody(strength) if self.strengths == "control" else strength
+
+    def _scaled(self, distance: Tensor) -> Tensor:
+        if self.scale == "others":
+            return _between_others(distance)
+        return _unit_range(distance) if self.scale == "terms" else distance
 
     def download(self, state: State, clients: Sequence[int]) -> Message:
         """Each client's own mixture of the models last sent, Eq. (17) and (19)."""
@@ -414,10 +413,3 @@ def _between_others(x: Tensor) -> Tensor:
     nearest = x.masked_fill(own, torch.inf).amin(dim=(-2, -1), keepdim=True)
     more = (x - nearest).masked_fill(own, 0)
     return _unit_range(torch.where(more > ROUNDING * x, more, 0)) / x.shape[-1]
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-SCALED = {"others": _between_others, "terms": _unit_range}
