@@ -585,6 +585,38 @@ def test_cora_is_divided_as_in_openfgl(real_data: Path) -> None:
     assert "2708 nodes" in refusal("cora", clients=2709, root=real_data)
 
 
+@pytest.mark.parametrize(
+    "split", ["0.6,0.2,0.2:client", "0.2,0.4,0.4", "5-fold", "0.3,0.3,0.4:global"]
+)
+def test_where_clients_share_nodes_no_label_that_is_scored_is_trained_on(
+    split: str,
+) -> None:
+    graph = random_graph(120, seed=4)
+    federation = load(graph, partition="metis-overlap", clients=10, split=split)
+    layout = federation.partition
+    roles: dict[int, set[str]] = {}
+    for k, client in enumerate(federation.clients):
+        for name, mask in zip(("train", "val", "test"), parts_of(client.masks), strict=True):
+            for node in layout.nodes_of(k)[mask].tolist():
+                roles.setdefault(node, set()).add(name)
+    assert all("train" not in found or found == {"train"} for found in roles.values())
+    assert {name for found in roles.values() for name in found} == {"train", "val", "test"}
+    told = any("clients share nodes" in note for note in federation.notes)
+    assert told is not split.endswith(":global")
+    again = load(graph, partition="metis-overlap", clients=10, split=federation.split)
+    assert_same(again, federation)
+
+
+def test_a_partition_file_whose_clients_know_each_others_labels_is_noted(tmp_path: Path) -> None:
+    graph = random_graph(60, seed=5)
+    nodes = np.arange(60)
+    first = Masks(nodes < 20, (nodes >= 20) & (nodes < 40), nodes >= 40)
+    second = Masks(nodes >= 50, (nodes >= 20) & (nodes < 50), nodes < 20)
+    Partition.of("mine", [nodes, nodes], [first, second]).save(tmp_path / "mine.npz")
+    notes = load(graph, partition=tmp_path / "mine.npz").notes
+    assert "30 nodes are scored at one client and train at another" in notes
+
+
 @pytest.mark.data
 def test_no_level_of_syn_cora_trains_on_what_another_tests(real_data: Path) -> None:
     federation = load("syn-cora:homophily=all", split="5-fold", root=real_data)

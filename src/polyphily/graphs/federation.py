@@ -16,7 +16,15 @@ import scipy.sparse as sp
 from polyphily.errors import UserError, unknown
 from polyphily.graphs import datasets, files, splits
 from polyphily.graphs import noise as disturbances
-from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, IntArray, Masks
+from polyphily.graphs.graph import (
+    UNLABELLED,
+    BoolArray,
+    Collection,
+    Features,
+    Graph,
+    IntArray,
+    Masks,
+)
 from polyphily.graphs.partitions import PARTITIONS, Partition, partition
 
 NORMALIZATIONS = {
@@ -135,7 +143,12 @@ def load(
         split=text,
         seed=seed,
         metric=metric,
-        notes=(*collection.notes, *_twin_note(members), *_scale_note(members, normalize)),
+        notes=(
+            *collection.notes,
+            *_twin_note(members),
+            *_overlap_note(layout, text),
+            *_scale_note(members, normalize),
+        ),
         request={
             "dataset": collection.name,
             "partition": SAVED if saved is not None else _written(name, options),
@@ -390,16 +403,59 @@ def _divide(
     text = FROM_FILE
     if masks is None:
         text = str(split)
-        if split.kind == "global":
-            whole = splits.draw_global(split, graph, seed)
+        if split.kind == "global" or _overlapping(parts):
+            draw = splits.draw_global if split.kind == "global" else _drawn_whole
+            whole = draw(split, graph, seed)
             masks = [
                 splits.ensure_train(whole.take(part), member, seed, k)
                 for k, (part, member) in enumerate(zip(parts, members, strict=True))
+            ]
+            trained = _trained(parts, masks, graph.num_nodes)
+            masks = [
+                Masks(own.train, own.val & ~trained[part], own.test & ~trained[part])
+                for part, own in zip(parts, masks, strict=True)
             ]
         else:
             masks = splits.draw(split, members, seed)
     members = [member.with_masks(own) for member, own in zip(members, masks, strict=True)]
     return members, Partition.of(name, parts, masks), text
+
+
+def _overlapping(parts: Sequence[IntArray]) -> bool:
+    """Whether a node is at more than one client. One split must then serve all of them."""
+    return len(np.unique(np.concatenate(parts))) < sum(map(len, parts))
+
+
+def _drawn_whole(split: splits.Split, graph: Graph, seed: int) -> Masks:
+    return splits.draw(split, [graph], seed)[0]
+
+
+def _trained(parts: Sequence[IntArray], masks: Sequence[Masks], nodes: int) -> BoolArray:
+    """Which of the whole graph's nodes some client trains on."""
+    trained = np.zeros(nodes, dtype=np.bool_)
+    for part, own in zip(parts, masks, strict=True):
+        trained[part[own.train]] = True
+    return trained
+
+
+def _overlap_note(layout: Partition, split: str) -> tuple[str, ...]:
+    """What a user should know where clients share nodes."""
+    parts = [layout.nodes_of(k) for k in range(layout.clients)]
+    masks = _saved_masks(layout)
+    if layout.name == NATURAL or masks is None or not _overlapping(parts):
+        return ()
+    if split != FROM_FILE:
+        whole = splits.parse(split).kind == "global"
+        said = (
+            "clients share nodes: one split of the whole graph serves all, so that no test label "
+        )
+        return () if whole else (said + "is known",)
+    trained = _trained(parts, masks, 1 + max(int(part.max()) for part in parts))
+    known = sum(
+        int((trained[part] & (own.val | own.test)).sum())
+        for part, own in zip(parts, masks, strict=True)
+    )
+    return (f"{known:,} nodes are scored at one client and train at another",) if known else ()
 
 
 def _saved_masks(saved: Partition) -> list[Masks] | None:

@@ -11,8 +11,10 @@ A split is written as one of
   Seeds 0 to 4 rotate the groups of one shuffle, 5 to 9 those of the next.
 - `own`: the masks that came with the data, number `seed` modulo how many there are.
 
-Unlabelled nodes are in no mask. A client with labelled nodes but no train node is given one, from
-those in no mask, else from test, else from validation. A client may be without validation nodes.
+Where clients share nodes, every kind is drawn over the whole graph, so that no label that is scored
+at one client trains another. Unlabelled nodes are in no mask. A client with labelled nodes but no
+train node is given one, from those in no mask, else from test, else from validation. A client may
+be without validation nodes.
 """
 
 from __future__ import annotations
