@@ -145,7 +145,7 @@ def load(
         metric=metric,
         notes=(
             *collection.notes,
-            *_twin_note(members),
+            *_twin_note(raw, text),
             *_overlap_note(layout, text),
             *_scale_note(members, normalize),
         ),
@@ -369,8 +369,8 @@ def _contents(graph: Graph) -> npt.NDArray[np.bytes_]:
     return np.array(digests, dtype="S32")
 
 
-def _twin_note(graphs: Sequence[Graph]) -> tuple[str, ...]:
-    if same_nodes(graphs) is None:
+def _twin_note(graphs: Sequence[Graph], split: str) -> tuple[str, ...]:
+    if split == FROM_FILE or same_nodes(graphs) is None:
         return ()
     return (
         "every client has the same nodes: one split serves all, so that no test label is known",
@@ -450,7 +450,7 @@ def _overlap_note(layout: Partition, split: str) -> tuple[str, ...]:
             "clients share nodes: one split of the whole graph serves all, so that no test label "
         )
         return () if whole else (said + "is known",)
-    trained = _trained(parts, masks, 1 + max(int(part.max()) for part in parts))
+    trained = _trained(parts, masks, 1 + int(np.concatenate(parts).max()))
     known = sum(
         int((trained[part] & (own.val | own.test)).sum())
         for part, own in zip(parts, masks, strict=True)
