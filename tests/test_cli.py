@@ -422,6 +422,9 @@ def test_a_method_is_shown(name: str, cli: Cli) -> None:
     }
     for parameter in facts["hyperparameters"]:
         assert parameter["name"] in plain.out
+        assert all(choice in plain.out for choice in parameter["choices"])
+        if parameter["paper"] is not None:
+            assert f"paper: {parameter['paper']}" in plain.out
     for row in (*facts["uploaded"], *facts["downloaded"]):
         assert row["name"] in plain.out
     assert bool(facts["uploaded"]) == (name != "local")

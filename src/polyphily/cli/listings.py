@@ -82,7 +82,7 @@ def show_method(
         return
     console = Console(highlight=False)
     console.print(f"[bold]{cls.name}[/bold]  [dim]{cls.cite}[/dim]")
-    console.print(_unindent(cls.__doc__), markup=False)
+    console.print(_paragraphs(cls.__doc__), markup=False)
     console.print(
         f"\n[bold]Evaluated[/bold] {cls.evaluated}: "
         + ("the model the server sends" if cls.evaluated == "global" else "each client's own model")
@@ -92,16 +92,8 @@ def show_method(
     hint = "; --set paper=on takes the paper's values" if departs else ""
     console.print(f"\n[bold]Hyperparameters[/bold] (--set name=value{hint})")
     if parameters:
-        shown = ("name", "symbol", "default", *(("paper",) if departs else ()), "meaning")
-        rows = [
-            {
-                **p,
-                "choices": ", ".join(p["choices"]),
-                "paper": "" if p["paper"] is None else p["paper"],
-            }
-            for p in parameters
-        ]
-        console.print(_table(rows, {name: name for name in (*shown, "choices")}))
+        rows = [_in_words(p) for p in parameters]
+        console.print(_table(rows, {name: name for name in ("name", "value", "meaning")}))
     else:
         console.print("  none")
     for title, rows in (("Leaves a site", up), ("Comes back", down)):
@@ -201,10 +193,31 @@ def first_line(doc: str | None) -> str:
     return (doc or "").strip().partition("\n")[0]
 
 
-def _unindent(doc: str | None) -> str:
+def _paragraphs(doc: str | None) -> str:
+    """A docstring without its line breaks but those between paragraphs: terminals differ in width.
+
+    >>> _paragraphs("One\\n    two.\\n\\n    Three.")
+    'One two.\\n\\nThree.'
+    """
     import inspect
 
-    return inspect.cleandoc(doc or "")
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(doc or "").split("\n\n"))
+
+
+def _in_words(parameter: dict[str, Any]) -> dict[str, str]:
+    """A hyperparameter as a row for people: symbol, the paper's value and choices where it has."""
+
+    def number(value: Any) -> str:
+        return str(float(f"{value:.4g}")) if isinstance(value, float) else str(value)
+
+    p = parameter
+    paper = [] if p["paper"] is None else [f"paper: {number(p['paper'])}"]
+    choices = [f"one of: {', '.join(p['choices'])}"] if p["choices"] else []
+    return {
+        "name": " ".join(dict.fromkeys([p["name"], p["symbol"]])).strip(),
+        "value": "\n".join([number(p["default"]), *paper]),
+        "meaning": "\n".join([p["meaning"], *choices]),
+    }
 
 
 def show(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
