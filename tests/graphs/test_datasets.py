@@ -28,7 +28,7 @@ from polyphily.errors import UserError
 from polyphily.graphs.csbm import sample_federation
 from polyphily.graphs.datasets import DATASETS, data_root, find, is_present, read
 from polyphily.graphs.datasets.fraud import following, nearest, standardise
-from polyphily.graphs.datasets.reading import parse
+from polyphily.graphs.datasets.reading import parse, without_twins
 from polyphily.graphs.graph import Collection, Features, Graph, Masks, canonical_edges
 
 REAL = (
@@ -99,6 +99,8 @@ def test_a_wrong_name_suggests_the_right_one() -> None:
         ("cora:slit=public", "unknown option of cora 'slit': did you mean 'split'"),
         ("texas:0.3", "write option=value"),
         ("cora:component=smallest", "unknown value of component"),
+        ("squirrel:twins=both", "unknown value of twins"),
+        ("cora:twins=one", "unknown option of cora 'twins'"),
         ("cora:split=all", "unknown value of split for cora"),
         ("syn-cora:0.35", "unknown value of homophily"),
         ("syn-cora:many", "unknown value of homophily"),
@@ -720,6 +722,31 @@ def test_nearest_stays_within_the_group() -> None:
 def test_people_alike_in_everything_are_not_all_linked_to_the_same_few() -> None:
     pairs = canonical_edges(nearest(np.zeros((300, 5)), np.zeros(300, dtype=np.int64), 5), 300)
     assert np.bincount(pairs[0]).max() < 40
+
+
+def test_of_twins_the_first_is_kept() -> None:
+    """0 and 3 are twins, and so are 1 and 2, their neighbours; 6 and 7 have no neighbour."""
+    ends = np.array([[0, 0, 3, 3, 4], [1, 2, 1, 2, 5]])
+    features = np.arange(8, dtype=np.float32)[:, None]
+    graph = without_twins(Graph.build(features, ends, np.zeros(8, dtype=np.int64)))
+    assert features_of(graph) == [0, 1, 4, 5, 6, 7]
+    assert graph.edges.tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
+
+
+def features_of(graph: Graph) -> list[float]:
+    assert isinstance(graph.features, np.ndarray)
+    return graph.features[:, 0].tolist()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "nodes"), [("squirrel", 3307), ("chameleon", 1223)])
+def test_graphs_of_web_pages_without_twins(name: str, nodes: int, real_data: Path) -> None:
+    assert "twins=one" in real(name, real_data).notes[0]
+    single = read(f"{name}:twins=one", root=real_data)
+    assert single.notes == ()
+    (graph,) = single.graphs
+    assert graph.num_nodes == nodes
+    assert len(graph.own_masks[0].train) == nodes
 
 
 def test_masks_are_carried_into_the_component(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from polyphily.graphs.datasets.registry import find
 if TYPE_CHECKING:
     from polyphily.graphs.graph import Collection, Graph
 
-COMPONENTS = ("largest",)
 _DAMAGED = (
     OSError,
     EOFError,
@@ -108,9 +107,10 @@ def read(
     from polyphily.graphs.datasets.readers import READERS
 
     info, options = parse(spec)
-    component = options.pop("component", None)
-    if component is not None and component not in COMPONENTS:
-        raise unknown("value of component", component, COMPONENTS)
+    kept = {name: options.pop(name) for name in SUBGRAPHS if name in options}
+    for name, value in kept.items():
+        if value != SUBGRAPHS[name][0]:
+            raise unknown(f"value of {name}", value, SUBGRAPHS[name][:1])
     folder = root or data_root()
     parts = info.chosen(options)
     new = fetch(info, parts.values(), folder)
@@ -123,15 +123,32 @@ def read(
         for path in new:  # else the next attempt would find them and fail again
             path.unlink(missing_ok=True)
         raise _damaged(info, files, new, error) from error
-    if component:
-        if len(collection.graphs) > 1 and info.name == "syn-cora":
-            raise UserError(
-                "syn-cora:homophily=all has the same nodes at every level; component=largest would "
-                "keep others at each of them. Leave one of the two out"
-            )
-        graphs = tuple(largest_component(graph) for graph in collection.graphs)
+    if "component" in kept and len(collection.graphs) > 1 and info.name == "syn-cora":
+        raise UserError(
+            "syn-cora:homophily=all has the same nodes at every level; component=largest would "
+            "keep others at each of them. Leave one of the two out"
+        )
+    for name in kept:
+        graphs = tuple(SUBGRAPHS[name][1](graph) for graph in collection.graphs)
         collection = replace(collection, graphs=graphs)
+    if "twins" in kept:
+        collection = replace(collection, notes=())  # they speak of twins
     return collection
+
+
+def without_twins(graph: Graph) -> Graph:
+    """The first of all nodes that have the same neighbours; nodes without any stay."""
+    import numpy as np
+
+    adjacency = graph.adjacency().tocsr()
+    adjacency.sort_indices()
+    first: dict[bytes, int] = {}
+    nodes = [
+        node
+        for node, near in enumerate(np.split(adjacency.indices, adjacency.indptr[1:-1]))
+        if not len(near) or first.setdefault(near.tobytes(), node) == node
+    ]
+    return graph.subgraph(np.array(nodes, dtype=np.int64))
 
 
 def largest_component(graph: Graph) -> Graph:
@@ -141,6 +158,13 @@ def largest_component(graph: Graph) -> Graph:
 
     _, member = connected_components(graph.adjacency(), directed=False)
     return graph.subgraph(np.flatnonzero(member == np.bincount(member).argmax()))
+
+
+# Options that keep a part of each graph, in the order in which they do: the value, and how.
+SUBGRAPHS: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
+    "twins": ("one", without_twins),
+    "component": ("largest", largest_component),
+}
 
 
 def _damaged(

@@ -114,6 +114,7 @@ def _web_pages(
     clients: int = 10,
     citation: str = _PEI,
     notes: tuple[str, ...] = (),
+    **options: str,
 ) -> DatasetInfo:
     return DatasetInfo(
         name,
@@ -125,6 +126,7 @@ def _web_pages(
         format="geom-gcn",
         parts=_geom_gcn(getter, name, folder),
         default_clients=clients,
+        options=common_options(**options),
         notes=notes,
     )
 
@@ -179,8 +181,9 @@ def _arxiv(
 
 _DUPLICATES = (
     "many nodes have the same neighbours and label as another one, so that test nodes have twins "
-    "in training (Platonov et al. 2023)"
+    "in training (Platonov et al. 2023); the option twins=one keeps one of each"
 )
+_TWINS = "'one' keeps the first of all nodes that have the same neighbours"
 _SAME_PAGES = (
     "in the published files Cornell and Texas have the same features and labels, byte for byte; "
     "only their edges and splits differ"
@@ -284,6 +287,7 @@ _ALL = (
         "chameleon/geom_gcn",
         citation=_ROZEMBERCZKI,
         notes=(_DUPLICATES,),
+        twins=_TWINS,
     ),
     _web_pages(
         "squirrel",
@@ -292,6 +296,7 @@ _ALL = (
         "squirrel/geom_gcn",
         citation=_ROZEMBERCZKI,
         notes=(_DUPLICATES,),
+        twins=_TWINS,
     ),
     DatasetInfo(
         "flickr",
