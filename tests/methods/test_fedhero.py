@@ -41,11 +41,11 @@ NO_RNG = np.random.default_rng(0)
 SHAPE = Shape(features=6, classes=3, hidden=8, layers=2, dropout=0.0, heads=4)
 
 
-PAPER = {"plain": False, "alpha": 0.2, "share": "global"}
+PAPER = {"paper": True, "scale": "edges", "unit_features": True}
 
 
 def method_with(**options: object) -> FedHERO:
-    """The paper's network and sharing, with some options."""
+    """The paper's form with a scaled regulariser, and some options."""
     method = create("fedhero", {**PAPER, **options})
     assert isinstance(method, FedHERO)
     return method
@@ -117,6 +117,13 @@ def started(simulation: Simulation) -> Local:
     local.draws = local.cohort.draws(simulation.round)
     local.constants = simulation.method.begin(local)
     return local
+
+
+def test_the_papers_form_has_the_papers_values() -> None:
+    paper = create("fedhero", {"paper": True})
+    wanted = {"k": 20, "comparisons": 4, "alpha": 0.2, "smoothness": 0.1, "degree": 0.1}
+    wanted |= {"learner": "weighted-cosine", "share": "global", "plain": False, "scale": "nothing"}
+    assert dataclasses.asdict(paper).items() >= wanted.items()
 
 
 # The latent graph --------------------------------------------------------------------------

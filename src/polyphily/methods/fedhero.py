@@ -146,19 +146,22 @@ class FedHERO(FedAvg):
     never among its own k; convolutions add it with weight one and normalise by row.
 
     The method brings its own network; the backbone's name chooses its convolutions. By default
-    that is the backbone itself, twice, and all of it travels; in the paper f_g and Ã's learner do.
+    that is the backbone itself, twice, all of it travels, and Ã joins the five nearest by cosine;
+    in the paper f_g and Ã's learner travel, and Ã has twenty by weighted cosines.
     """
 
     evaluated = "personal"
 
-    k: int = parameter(20, "latent neighbours of a node, at most", symbol="k")
+    k: int = parameter(5, "latent neighbours of a node, at most", symbol="k", paper=20)
     comparisons: int = parameter(4, "weighted cosines that the learner averages", symbol="N_H")
     width: int = parameter(32, "width of the learner's embeddings (not in the paper)", symbol="d'")
     alpha: float = parameter(0.8, "weight of the local channel", symbol="α", paper=0.2)
     smoothness: float = parameter(
-        0.1, "weight of the smoothness of features over latent edges", symbol="λ"
+        0.01, "weight of the smoothness of features over latent edges", symbol="λ", paper=0.1
     )
-    degree: float = parameter(0.1, "weight of the squared norm of the latent graph", symbol="μ")
+    degree: float = parameter(
+        0.01, "weight of the squared norm of the latent graph", symbol="μ", paper=0.1
+    )
     scale: str = parameter(
         "edges",
         "what the two terms are divided by: the client's latent edges, its pairs of nodes, or "
@@ -170,7 +173,10 @@ class FedHERO(FedAvg):
         True, "whether the smoothness compares features of length one", paper=False
     )
     learner: str = parameter(
-        "weighted-cosine", "how the latent graph is learned", choices=tuple(LEARNERS)
+        "cosine",
+        "how the latent graph is learned",
+        choices=tuple(LEARNERS),
+        paper="weighted-cosine",
     )
     latent: str = parameter(
         "topk",
