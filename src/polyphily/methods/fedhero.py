@@ -153,7 +153,9 @@ class FedHERO(FedAvg):
     evaluated = "personal"
 
     k: int = parameter(5, "latent neighbours of a node, at most", symbol="k", paper=20)
-    comparisons: int = parameter(4, "weighted cosines that the learner averages", symbol="N_H")
+    comparisons: int = parameter(
+        4, "heads that the learners weighted-cosine and gat average", symbol="N_H"
+    )
     width: int = parameter(32, "width of the learner's embeddings (not in the paper)", symbol="d'")
     alpha: float = parameter(0.8, "weight of the local channel", symbol="α", paper=0.2)
     smoothness: float = parameter(

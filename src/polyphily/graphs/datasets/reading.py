@@ -140,12 +140,12 @@ def without_twins(graph: Graph) -> Graph:
     """The first of all nodes that have the same neighbours; nodes without any stay."""
     import numpy as np
 
-    adjacency = graph.adjacency().tocsr()
-    adjacency.sort_indices()
+    source, target = graph.edges  # sorted, so that equal neighbours are equal bytes
+    degrees = np.bincount(source, minlength=graph.num_nodes)
     first: dict[bytes, int] = {}
     nodes = [
         node
-        for node, near in enumerate(np.split(adjacency.indices, adjacency.indptr[1:-1]))
+        for node, near in enumerate(np.split(target, degrees.cumsum()[:-1]))
         if not len(near) or first.setdefault(near.tobytes(), node) == node
     ]
     return graph.subgraph(np.array(nodes, dtype=np.int64))
