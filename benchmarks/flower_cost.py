@@ -25,7 +25,7 @@ from pathlib import Path
 
 from polyphily.flower import control, keys, loopback
 from polyphily.flower.deployment import quiet_flower
-from polyphily.graphs.federation import load
+from polyphily.graphs.loading import load
 
 SERVER = """
 import time

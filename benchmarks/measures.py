@@ -23,7 +23,7 @@ from polyphily.heterogeneity import divergence, homophily, pagerank, spectral
 from polyphily.heterogeneity.filters import basis_response
 from polyphily.heterogeneity.partitioning import partition_loss
 from polyphily.heterogeneity.topology import topology
-from polyphily.heterogeneity.trained import host_bases
+from polyphily.report.trained import host_bases
 
 CLASSES, PARTS, HIDDEN = 2, 10, 64
 

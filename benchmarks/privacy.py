@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 import polyphily
-from polyphily.federation.privacy import Budget
+from polyphily.privacy.differential import Budget
 
 DATA = "csbm:homophily=0.5,gap=0.8,spread=even,nodes=400-800"
 NETWORK = {"backbone": "gcn", "hidden": 16, "layers": 2, "epochs": 3, "evaluate_every": 1000}
@@ -53,7 +53,7 @@ def dp(seeds: list[int], rounds: int, clip: float, crowds: list[int], method: st
 
 
 def secure() -> None:
-    from polyphily.federation.secure_aggregation import STEP, decode, encode, run_round
+    from polyphily.privacy.secure_aggregation import STEP, decode, encode, run_round
 
     rng = np.random.default_rng(0)
     print("secure aggregation of weighted models: weights 400 to 800, values of deviation 1")

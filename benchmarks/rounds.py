@@ -14,10 +14,10 @@ import statistics
 import torch
 
 import polyphily
-from polyphily.federation.metrics import Evaluator
-from polyphily.federation.recipes import fill
-from polyphily.federation.simulation import Simulation
-from polyphily.methods.base import create
+from polyphily.core.method import create
+from polyphily.core.metrics import Evaluator
+from polyphily.core.recipes import fill
+from polyphily.engines.simulation import Simulation
 
 
 def main() -> None:

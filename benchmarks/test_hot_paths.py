@@ -14,9 +14,9 @@ import torch
 
 import polyphily
 from polyphily.bench.timing import simulation_of
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.metrics import Evaluator
-from polyphily.federation.optimizers import Optimizer, OptimizerSpec, initial_state
+from polyphily.core.cohort import Cohort
+from polyphily.core.metrics import Evaluator
+from polyphily.core.optimizers import Optimizer, OptimizerSpec, initial_state
 from polyphily.nn.sparse import SparseMatrix
 
 HIDDEN = 64

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from polyphily.federation.cohort import Cohort
+from polyphily.core.cohort import Cohort
 from polyphily.graphs.graph import UNLABELLED, BoolArray, Graph, IntArray, Masks
 from polyphily.nn.backbones import Output
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from builders import random_graphs
-from polyphily.federation.recipes import fill
-from polyphily.federation.settings import Settings
-from polyphily.federation.simulation import Simulation
-from polyphily.graphs.federation import Federation, load
+from polyphily.core.method import Method, create
+from polyphily.core.recipes import fill
+from polyphily.core.settings import Settings
+from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import Graph
-from polyphily.methods.base import Method, create
+from polyphily.graphs.loading import Federation, load
 
 SIZES = (17, 9, 24, 9)
 

@@ -20,10 +20,10 @@ from rich.console import Console
 import polyphily
 from commands import Answer, Cli, caller
 from polyphily.cli import main, terminal
-from polyphily.federation.settings import Settings
+from polyphily.core.method import load_all
+from polyphily.core.settings import Settings
 from polyphily.graphs.datasets import DATASETS
 from polyphily.graphs.partitions import PARTITIONS, Partition
-from polyphily.methods.base import load_all
 from polyphily.nn.backbones import BACKBONES
 
 TINY = ["--dataset", "csbm:nodes=60,features=8", "--clients", "3"]
@@ -260,7 +260,7 @@ def test_a_failure_of_ours_is_told_without_a_traceback_unless_asked_for(
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("no more [bold]luck[/bold]")
 
-    monkeypatch.setattr("polyphily.graphs.federation.load", broken)
+    monkeypatch.setattr("polyphily.graphs.loading.load", broken)
     answer = cli("run", "fedavg", *QUICK)
     assert_refused(answer, "ZeroDivisionError: no more [bold]luck[/bold]", status=1)
     assert "POLYPHILY_DEBUG=1" in answer.err
@@ -275,7 +275,7 @@ def test_where_memory_runs_out_the_answer_says_what_needs_less(
     def greedy(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …")
 
-    monkeypatch.setattr("polyphily.graphs.federation.load", greedy)
+    monkeypatch.setattr("polyphily.graphs.loading.load", greedy)
     answer = cli("run", "fedavg", *QUICK)
     assert_refused(answer, "no memory left. CUDA out of memory.", status=1)
     assert "--memory" in answer.err

@@ -13,7 +13,7 @@ from builders import random_graphs
 from cases import federation_of
 from commands import Cli, caller
 from polyphily.cli import inspecting
-from polyphily.graphs.federation import load
+from polyphily.graphs.loading import load
 from polyphily.heterogeneity.advice import advise
 from polyphily.heterogeneity.inspection import inspect
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from polyphily.cli import app
-from polyphily.methods.base import load_all
+from polyphily.core.method import load_all
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyphily.federation.folder import read_tensors, save_tensors
+from polyphily.runs.folder import read_tensors, save_tensors
 from report.stories import DATA, call, compared
 
 

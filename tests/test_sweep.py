@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyphily.federation.folder import RunFolder
-from polyphily.federation.together import Together
+from polyphily.runs.folder import RunFolder
+from polyphily.runs.together import Together
 from report.stories import DATA, call
 
 TINY = [*DATA, "--rounds", "2"]

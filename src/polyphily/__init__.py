@@ -13,28 +13,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyphily.core.method import Method, register
+    from polyphily.core.settings import Settings
     from polyphily.errors import PolyphilyError, TrainingError, UserError
-    from polyphily.federation.run import Result, run
-    from polyphily.federation.settings import Settings
-    from polyphily.graphs.federation import Federation, load
     from polyphily.graphs.graph import Graph, Masks
-    from polyphily.methods.base import Method, register
+    from polyphily.graphs.loading import Federation, load
+    from polyphily.runs.run import Result, run
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Federation": "polyphily.graphs.federation",
+    "Federation": "polyphily.graphs.loading",
     "Graph": "polyphily.graphs.graph",
     "Masks": "polyphily.graphs.graph",
-    "Method": "polyphily.methods.base",
+    "Method": "polyphily.core.method",
     "PolyphilyError": "polyphily.errors",
-    "Result": "polyphily.federation.run",
-    "Settings": "polyphily.federation.settings",
+    "Result": "polyphily.runs.run",
+    "Settings": "polyphily.core.settings",
     "TrainingError": "polyphily.errors",
     "UserError": "polyphily.errors",
-    "load": "polyphily.graphs.federation",
-    "register": "polyphily.methods.base",
-    "run": "polyphily.federation.run",
+    "load": "polyphily.graphs.loading",
+    "register": "polyphily.core.method",
+    "run": "polyphily.runs.run",
 }
 
 __all__ = [

@@ -25,11 +25,11 @@ from polyphily.audit.links import (
     trial,
     two_means,
 )
-from polyphily.federation.recipes import fill
-from polyphily.federation.settings import Settings
-from polyphily.federation.simulation import Simulation
-from polyphily.graphs.federation import load
-from polyphily.methods.base import create
+from polyphily.core.method import create
+from polyphily.core.recipes import fill
+from polyphily.core.settings import Settings
+from polyphily.engines.simulation import Simulation
+from polyphily.graphs.loading import load
 
 VALUES = st.lists(st.integers(-20, 20), min_size=2, max_size=12).filter(lambda v: len(set(v)) > 1)
 

@@ -15,8 +15,8 @@ from polyphily.bench.geometric import Loop
 from polyphily.bench.roofline import Machine, Work, measure, work_of
 from polyphily.bench.timing import PLAIN, WARM_UP, compare, in_turn, simulation_of
 from polyphily.cli import app
-from polyphily.federation.local import model_part
-from polyphily.graphs.federation import Federation
+from polyphily.core.local import model_part
+from polyphily.graphs.loading import Federation
 
 NAMES = {
     "first.bias": "convs.0.bias",

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyphily.federation.folder import RunFolder
-from polyphily.federation.recipes import fill
-from polyphily.federation.settings import Settings
+from polyphily.core.method import create
+from polyphily.core.recipes import fill
+from polyphily.core.settings import Settings
 from polyphily.flower.keys import Identity
 from polyphily.flower.plan import Plan, Schema
 from polyphily.flower.server import Answer, Coordinator, Policy, log_to
 from polyphily.flower.site import Site, SiteGraph
 from polyphily.flower.wire import Parcel
-from polyphily.graphs.federation import Federation, load
-from polyphily.methods.base import create
+from polyphily.graphs.loading import Federation, load
+from polyphily.runs.folder import RunFolder
 
 DATA = "csbm:nodes=60-120,features=8,gap=0.6"
 Twist = Callable[[str, Parcel, Parcel], Parcel | Answer | None]

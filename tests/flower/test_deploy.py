@@ -31,16 +31,16 @@ pytest.importorskip("flwr")
 import httpx
 
 from flower.federations import Wires, coordinate, federation, plan_for, settings_for, sites_of
-from polyphily.federation.run import Execution
+from polyphily.core.method import create
 from polyphily.flower import control, loopback
 from polyphily.flower.deployment import Bundle, Deployment
 from polyphily.flower.keys import read_pair
 from polyphily.flower.node import NODE
 from polyphily.flower.site import LAST, SavedModel, SiteState
 from polyphily.flower.wire import ROUND, Parcel
-from polyphily.graphs.federation import Federation, load
 from polyphily.graphs.graph import Graph
-from polyphily.methods.base import create
+from polyphily.graphs.loading import Federation, load
+from polyphily.runs.run import Execution
 
 pytestmark = [pytest.mark.deploy, pytest.mark.xdist_group("deploy")]
 BAD = Path(__file__).with_name("bad_site.py")

@@ -16,16 +16,16 @@ from scipy import stats
 pytest.importorskip("flwr")
 
 from flower.federations import Wires, coordinate, federation, plan_for, settings_for, sites_of
+from polyphily.core.method import METHODS, create, load_all
 from polyphily.errors import TrainingError, UserError
-from polyphily.federation.run import Execution
-from polyphily.federation.secure_aggregation import STEP, encode
 from polyphily.flower.deployment import Deployment
 from polyphily.flower.masks import MASKED, to_numbers, to_uploads
 from polyphily.flower.plan import Plan
 from polyphily.flower.server import Answer
 from polyphily.flower.site import LAST, SavedModel, SiteState
 from polyphily.flower.wire import FINISH, KEYS, REVEAL, ROUND, SHARE, Contract, Parcel, WireError
-from polyphily.methods.base import METHODS, create, load_all
+from polyphily.privacy.secure_aggregation import STEP, encode
+from polyphily.runs.run import Execution
 
 SUMMABLE = [n for n in sorted(load_all()) if not isinstance(METHODS[n].averaged, str)]
 STILL = {"dropout": 0.0, "input_dropout": 0.0}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower.federations import federation, plan_for
+from polyphily.core.settings import Settings
 from polyphily.errors import UserError
-from polyphily.federation.settings import Settings
 from polyphily.flower.plan import Plan, Schema, agree, check_for_flower
 from polyphily.flower.wire import Contract, Parcel, WireError
 

@@ -15,11 +15,11 @@ from flower.federations import (
     plan_for,
     sites_of,
 )
+from polyphily.core.method import create, load_all
 from polyphily.errors import UserError
-from polyphily.federation.privacy import Budget
 from polyphily.flower.site import Site, SiteState
 from polyphily.flower.wire import PREPARE, ROUND, Parcel
-from polyphily.methods.base import create, load_all
+from polyphily.privacy.differential import Budget
 
 pytest.importorskip("dp_accounting")
 

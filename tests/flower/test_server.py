@@ -18,13 +18,13 @@ from flower.federations import (
     settings_for,
     sites_of,
 )
+from polyphily.core.method import create, load_all
 from polyphily.errors import TrainingError
-from polyphily.federation.folder import RunFolder
-from polyphily.federation.run import Execution
 from polyphily.flower.server import EVENTS, Answer, Policy, gather
 from polyphily.flower.site import BEST, LAST, SavedModel, SiteState
 from polyphily.flower.wire import FINISH, ROUND, Parcel
-from polyphily.methods.base import create, load_all
+from polyphily.runs.folder import RunFolder
+from polyphily.runs.run import Execution
 
 
 def events(folder: Path, kind: str) -> list[dict]:

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from flower.federations import Wires, coordinate, federation, graph_arrays, plan_for, sites_of
+from polyphily.core.method import load_all
 from polyphily.errors import UserError
 from polyphily.flower.prediction import predict, write
 from polyphily.flower.site import BEST, KEPT, LAST, SavedModel, Site, SiteGraph, SiteState
 from polyphily.flower.wire import Parcel, WireError
 from polyphily.graphs.graph import Graph
-from polyphily.methods.base import load_all
 
 NODES = "id,label,age,income\n1,good,0.5,1\n2,bad,0.1,2\n3,,0.2,3\n4,good,0.4,4\n"
 EDGES = "source,target\n1,2\n1,4\n2,3\n"

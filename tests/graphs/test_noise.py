@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from builders import random_graph, random_graphs
 from polyphily.errors import UserError
-from polyphily.graphs.federation import load
 from polyphily.graphs.graph import UNLABELLED, canonical_edges
+from polyphily.graphs.loading import load
 from polyphily.graphs.noise import (
     Noise,
     disturb,

@@ -13,7 +13,7 @@ from polyphily.graphs.graph import Graph
 from polyphily.heterogeneity import filters
 from polyphily.heterogeneity.filters import basis_response, polynomial_response
 from polyphily.heterogeneity.spectral import normalised_adjacency
-from polyphily.heterogeneity.trained import host_bases
+from polyphily.report.trained import host_bases
 
 
 def test_polynomial_response_filters_eigenvectors() -> None:

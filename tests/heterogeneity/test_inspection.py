@@ -11,13 +11,13 @@ import pytest
 
 from builders import random_graph, random_graphs
 from cases import federation_of
-from polyphily.federation.folder import clean
-from polyphily.graphs.federation import load, whole_graph
 from polyphily.graphs.graph import Graph
+from polyphily.graphs.loading import load, whole_graph
 from polyphily.heterogeneity import homophily, pagerank, spectral
 from polyphily.heterogeneity.advice import RULES, advise, counting_clients
 from polyphily.heterogeneity.inspection import inspect, mean_of_pairs, profile
 from polyphily.heterogeneity.results import in_words
+from polyphily.runs.folder import clean
 
 CSBM = "csbm:nodes=300,features=20,degree=8"
 
@@ -173,7 +173,7 @@ def test_small_clients_do_not_count() -> None:
 
 
 def test_rules_name_methods_that_exist() -> None:
-    from polyphily.methods.base import load_all
+    from polyphily.core.method import load_all
 
     known = load_all()
     for rule in RULES:

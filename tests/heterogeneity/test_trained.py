@@ -10,7 +10,7 @@ from cases import simulate, small_federation
 from polyphily.heterogeneity.divergence import embedding_divergence
 from polyphily.heterogeneity.filters import FREQUENCIES, polynomial_response
 from polyphily.heterogeneity.spectral import normalised_adjacency
-from polyphily.heterogeneity.trained import examine
+from polyphily.report.trained import examine
 
 SIZES = (40, 30, 50)
 
@@ -61,7 +61,7 @@ def test_filter_of_gpr_gnn() -> None:
 
 def test_filter_of_unifilter_before_training() -> None:
     """Coefficients are all 1/(K+1), and with tau = 1 the homophily bases alone are mixed."""
-    from polyphily.methods.base import create
+    from polyphily.core.method import create
 
     method = create("fedgsp", {"tau": 1.0, "order": 3})
     federation = small_federation(SIZES)

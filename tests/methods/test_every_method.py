@@ -18,13 +18,13 @@ from cases import (
     weights_of,
     with_noise_outside_training,
 )
+from polyphily.core.local import MODEL, model_part
+from polyphily.core.method import Method, Uploads, create, load_all
+from polyphily.engines.simulation import train_locally
 from polyphily.errors import UserError
-from polyphily.federation.local import MODEL, model_part
-from polyphily.federation.simulation import train_locally
-from polyphily.graphs.federation import Federation
 from polyphily.graphs.graph import Graph, Masks
+from polyphily.graphs.loading import Federation
 from polyphily.graphs.partitions import Partition
-from polyphily.methods.base import Method, Uploads, create, load_all
 from polyphily.methods.traffic import trace
 from polyphily.nn.backbones import BACKBONES
 

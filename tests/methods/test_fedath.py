@@ -23,13 +23,19 @@ from builders import (
     split_by_client,
 )
 from cases import assert_close, federation_of, simulate, small_federation
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.local import Local, model_part
-from polyphily.federation.simulation import Simulation
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Local, model_part
+from polyphily.core.method import Uploads, create
+from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import Graph, Masks
-from polyphily.methods import fedath
-from polyphily.methods.base import Uploads, create
-from polyphily.methods.fedath import DualGNN, GCNEvaluator, MLPEvaluator, hsic, negative_entropy
+from polyphily.methods.fedath import method as fedath
+from polyphily.methods.fedath.method import (
+    DualGNN,
+    GCNEvaluator,
+    MLPEvaluator,
+    hsic,
+    negative_entropy,
+)
 from polyphily.nn.backbones import BACKBONES, Shape
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.subgraphs import Subgraph

@@ -11,8 +11,8 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 from cases import SIZES, assert_same_bits, simulate, small_federation
-from polyphily.federation.local import model_part
-from polyphily.methods.base import Uploads, create
+from polyphily.core.local import model_part
+from polyphily.core.method import Uploads, create
 
 
 class Reference(nn.Module):

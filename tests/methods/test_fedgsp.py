@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from builders import CPU
 from cases import assert_close, simulate, small_federation
 from polyphily import Settings
+from polyphily.core.local import model_part
+from polyphily.core.method import Uploads, create
+from polyphily.core.optimizers import clipped
 from polyphily.errors import UserError
-from polyphily.federation.local import model_part
-from polyphily.federation.optimizers import clipped
-from polyphily.methods import fedgsp
-from polyphily.methods.base import Uploads, create
-from polyphily.methods.fedgsp import (
+from polyphily.methods.fedgsp import method as fedgsp
+from polyphily.methods.fedgsp.method import (
     FedGSP,
     Points,
     Subspaces,

@@ -24,18 +24,24 @@ from builders import (
     with_features,
 )
 from cases import SIZES, assert_close, federation_of, simulate, small_federation, weights_of
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Local, model_part
+from polyphily.core.method import Uploads, create
+from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.local import Local, model_part
-from polyphily.federation.simulation import Simulation
 from polyphily.graphs.graph import Graph
-from polyphily.methods.base import Uploads, create
-from polyphily.methods.fedhero import DualChannel, FedHERO, WithLatent
+from polyphily.methods.fedhero.latent import (
+    FeatureDistances,
+    LatentGraph,
+    Neighbours,
+    nearest,
+    strongest,
+)
+from polyphily.methods.fedhero.method import DualChannel, FedHERO, WithLatent
+from polyphily.methods.fedhero.structure import LEARNERS
 from polyphily.nn import latent as latent_module
 from polyphily.nn.backbones import Shape, build
-from polyphily.nn.latent import FeatureDistances, LatentGraph, Neighbours, nearest, strongest
 from polyphily.nn.segments import Segments
-from polyphily.nn.structure import LEARNERS
 
 NO_RNG = np.random.default_rng(0)
 SHAPE = Shape(features=6, classes=3, hidden=8, layers=2, dropout=0.0, heads=4)

@@ -24,16 +24,15 @@ from builders import (
     with_features,
 )
 from cases import assert_close, assert_same_bits, simulate, small_federation, weights_of
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Local, model_part
+from polyphily.core.method import Uploads, create
+from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.local import Local, model_part
-from polyphily.federation.simulation import Simulation
 from polyphily.graphs.graph import Graph
 from polyphily.heterogeneity.spectral import high_frequency_area
-from polyphily.methods.base import Uploads, create
-from polyphily.methods.fedspa import FedSPA, bias_weights
-from polyphily.nn.backbones import ACMGCN, GCN, GraphSAGE, Shape
-from polyphily.nn.decoupled import (
+from polyphily.methods.fedspa.method import FedSPA, bias_weights
+from polyphily.methods.fedspa.network import (
     ACMDecoupledConv,
     AttentionDecoupledConv,
     Decoupled,
@@ -42,6 +41,7 @@ from polyphily.nn.decoupled import (
     edge_kinds,
     mark,
 )
+from polyphily.nn.backbones import ACMGCN, GCN, GraphSAGE, Shape
 
 NO_RNG = np.random.default_rng(0)
 SIZES = (9, 1, 14, 9)

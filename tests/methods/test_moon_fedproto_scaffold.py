@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from cases import assert_close, simulate, small_federation
-from polyphily.federation.local import Local, model_part
-from polyphily.federation.simulation import Simulation
-from polyphily.methods.base import Uploads, create
+from polyphily.core.local import Local, model_part
+from polyphily.core.method import Uploads, create
+from polyphily.engines.simulation import Simulation
 
 NO_RNG = np.random.default_rng(0)
 

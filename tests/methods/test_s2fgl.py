@@ -13,16 +13,16 @@ from torch.nn import functional as F
 
 from builders import CPU, dense_adjacency, random_graph
 from cases import assert_close, assert_same_bits, simulate, small_federation, weights_of
-from polyphily.federation.local import Local, model_part
-from polyphily.federation.simulation import Simulation
+from polyphily.core.local import Local, model_part
+from polyphily.core.method import Uploads, create
+from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import Graph, Masks
 from polyphily.heterogeneity import pagerank
-from polyphily.methods.base import Uploads, create
-from polyphily.methods.s2fgl import S2FGL, label_centrality
+from polyphily.methods.s2fgl.method import S2FGL, label_centrality
+from polyphily.methods.s2fgl.spectrum import extremes, projections
 from polyphily.nn import similarity_spectrum
 from polyphily.nn.backbones import BACKBONES
 from polyphily.nn.segments import Segments
-from polyphily.nn.similarity_spectrum import extremes, projections
 
 PAPER = {"warm_up": 0, "ramp": 0}
 SIZES = (31, 9, 24, 40)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from builders import CPU
+from polyphily.methods.fedspa.network import EdgeKinds
 from polyphily.nn import kernels
-from polyphily.nn.decoupled import EdgeKinds
 from polyphily.nn.draws import Streams
 from polyphily.nn.layers import mixed_channels
 from polyphily.nn.segments import Segments

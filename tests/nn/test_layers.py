@@ -21,7 +21,7 @@ from builders import (
     random_parameters,
     split_by_client,
 )
-from polyphily.federation.cohort import Cohort
+from polyphily.core.cohort import Cohort
 from polyphily.graphs.graph import Graph
 from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
 

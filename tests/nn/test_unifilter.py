@@ -24,7 +24,7 @@ from builders import (
     split_by_client,
     with_features,
 )
-from polyphily.federation.cohort import Cohort
+from polyphily.core.cohort import Cohort
 from polyphily.graphs.graph import Graph
 from polyphily.nn import unifilter
 from polyphily.nn.backbones import Shape

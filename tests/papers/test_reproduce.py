@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from polyphily.cli import main, reproducing
-from polyphily.federation.folder import CONFIG, METRICS, SUMMARY
-from polyphily.federation.run import Execution
 from polyphily.papers import plan, report, runner, tables
 from polyphily.papers.plan import Choice
 from polyphily.papers.report import Line
+from polyphily.runs.folder import CONFIG, METRICS, SUMMARY
+from polyphily.runs.run import Execution
 
 Say = Callable[..., tuple[int, str, str]]
 QUICK = ("--quick", "--rounds", "2")

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from polyphily.core.method import create, load_all
+from polyphily.core.settings import from_mapping
 from polyphily.errors import UserError
-from polyphily.federation.folder import safe_name
-from polyphily.federation.settings import from_mapping
 from polyphily.graphs import splits
 from polyphily.graphs.datasets import find
-from polyphily.graphs.federation import NORMALIZATIONS
+from polyphily.graphs.loading import NORMALIZATIONS
 from polyphily.graphs.partitions import PARTITIONS
-from polyphily.methods.base import create, load_all
 from polyphily.nn.backbones import BACKBONES
 from polyphily.papers import plan, tables
 from polyphily.papers.plan import Choice
 from polyphily.papers.tables import AVERAGE, MEANS, METRICS, MOMENTS, PAPERS, VIEWS, Paper, Table
+from polyphily.runs.folder import safe_name
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "published"
 TABLES = [(name, table) for name in PAPERS for table in tables.paper(name).tables]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyphily.graphs.federation import load, whole_graph
+from polyphily.graphs.loading import load, whole_graph
 from polyphily.heterogeneity.inspection import inspect
 from polyphily.report import data_figures, figures
 from polyphily.report.figures import Look

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import simulate, small_federation
-from polyphily.federation.run import Execution
-from polyphily.federation.settings import Settings
+from polyphily.core.method import create, load_all
+from polyphily.core.settings import Settings
 from polyphily.heterogeneity.inspection import inspect
-from polyphily.methods.base import create, load_all
 from polyphily.report import evidence
+from polyphily.runs.run import Execution
 
 TIGHT = 1e-6
 

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from polyphily import load
 from polyphily.cli import app
+from polyphily.core.method import create
 from polyphily.errors import UserError
-from polyphily.federation.run import run
 from polyphily.graphs.datasets import find as find_dataset
 from polyphily.graphs.partitions import PARTITIONS
-from polyphily.methods.base import create
 from polyphily.papers import tables
+from polyphily.runs.run import run
 from polyphily.studies import (
     BASELINE,
     FEDAVG,

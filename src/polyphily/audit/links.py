@@ -28,9 +28,9 @@ import torch
 from scipy.stats import rankdata
 from torch.func import functional_call
 
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.local import Message, model_part
-from polyphily.federation.simulation import Simulation
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Message, model_part
+from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import BoolArray, Features, Graph, IntArray
 from polyphily.graphs.noise import new_pairs
 from polyphily.graphs.random import generator

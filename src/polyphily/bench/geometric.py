@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyphily.graphs.federation import Federation
 from polyphily.graphs.graph import Graph
+from polyphily.graphs.loading import Federation
 
 
 class GCN(nn.Module):

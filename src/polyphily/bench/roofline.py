@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyphily.federation.simulation import Simulation
+from polyphily.engines.simulation import Simulation
 from polyphily.nn.sparse import SparseMatrix
 
 FLOAT, INDEX = 4, 4  # bytes

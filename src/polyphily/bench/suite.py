@@ -16,9 +16,9 @@ import torch
 
 from polyphily.bench.roofline import measure, work_of
 from polyphily.bench.timing import PLAIN, accuracy, compare, in_turn, simulation_of
-from polyphily.federation.run import products_in
-from polyphily.federation.simulation import Simulation
-from polyphily.graphs.federation import Federation, load
+from polyphily.engines.simulation import Simulation
+from polyphily.graphs.loading import Federation, load
+from polyphily.runs.run import products_in
 
 GCN = {"backbone": "gcn", "hidden": 64, "epochs": 3, "input_dropout": 0.0}
 SPEED = (

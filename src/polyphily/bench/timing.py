@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from polyphily.bench.geometric import Loop
-from polyphily.federation.metrics import Evaluator
-from polyphily.federation.recipes import fill
-from polyphily.federation.settings import from_mapping
-from polyphily.federation.simulation import Simulation
-from polyphily.graphs.federation import Federation
-from polyphily.methods.base import create
+from polyphily.core.method import create
+from polyphily.core.metrics import Evaluator
+from polyphily.core.recipes import fill
+from polyphily.core.settings import from_mapping
+from polyphily.engines.simulation import Simulation
+from polyphily.graphs.loading import Federation
 
 WARM_UP = 3  # rounds that are not counted: kernels load, constants are computed, graphs recorded
 PLAIN = "torch_geometric"

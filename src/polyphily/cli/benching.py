@@ -50,8 +50,8 @@ def bench(
     """
     import torch
 
-    from polyphily.federation.run import check_device
-    from polyphily.federation.run import threads as on_threads
+    from polyphily.runs.run import check_device
+    from polyphily.runs.run import threads as on_threads
 
     check_device(device)
     with on_threads(threads):
@@ -59,7 +59,7 @@ def bench(
             _suite(suite, device, out, write)
             return
         from polyphily.bench.suite import record
-        from polyphily.graphs.federation import load
+        from polyphily.graphs.loading import load
 
         options = {"backbone": backbone, "hidden": hidden, "epochs": epochs, "device": device}
         records = [
@@ -108,7 +108,7 @@ PARTS = ("speed", "methods", "scale", "seeds", "precision", "large")
 
 def _suite(wanted: str | None, device: str, out: Path, write: Path | None) -> None:
     from polyphily.bench import suite
-    from polyphily.federation.folder import write_text
+    from polyphily.runs.folder import write_text
 
     kind = device.partition(":")[0]
     file = out / f"{kind}.json"

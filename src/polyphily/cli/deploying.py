@@ -13,8 +13,8 @@ from polyphily.cli import options
 from polyphily.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
-    from polyphily.federation.folder import RunFolder
     from polyphily.flower.deployment import Deployment
+    from polyphily.runs.folder import RunFolder
 
 server = typer.Typer(help="The server of a federation of real sites.", no_args_is_help=True)
 site = typer.Typer(help="A site: its graph stays where it is.", no_args_is_help=True)
@@ -316,9 +316,9 @@ class _Scene:
 
     def _plan(self) -> dict[str, Any]:
         """What the sites agreed on: there once a round is complete."""
-        from polyphily.federation.run import VIEW_OF
+        from polyphily.core.method import find
         from polyphily.flower.deployment import PLAN
-        from polyphily.methods.base import find
+        from polyphily.runs.run import VIEW_OF
 
         if not self.plan:
             text = (self.folder.path / PLAN).read_text(encoding="utf-8")
@@ -369,7 +369,7 @@ def check(
 
 
 def _what_leaves(method: str) -> list[dict[str, str]]:
-    from polyphily.methods.base import find
+    from polyphily.core.method import find
     from polyphily.methods.traffic import trace
 
     up, _ = trace(find(method)())
@@ -396,8 +396,8 @@ def join(
     ] = False,
 ) -> None:
     """Take part with a graph, in the foreground; Ctrl-C leaves."""
-    from polyphily.federation.privacy import Budget
     from polyphily.flower.deployment import Bundle, require_flower
+    from polyphily.privacy.differential import Budget
 
     require_flower()
     own = Bundle(bundle.resolve())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from polyphily.graphs.federation import Federation
+    from polyphily.graphs.loading import Federation
     from polyphily.heterogeneity.advice import Advice
     from polyphily.heterogeneity.inspection import Inspection, Profile, Trained
 
@@ -82,8 +82,8 @@ def inspect(
 
     A run folder is measured with its models. Every known label counts, not train alone.
     """
-    from polyphily.federation.folder import CONFIG, clean
     from polyphily.heterogeneity.advice import advise
+    from polyphily.runs.folder import CONFIG, clean
 
     asked = {"dataset": dataset, "partition": partition, "clients": clients, "split": split}
     asked |= {"seed": seed, "normalize": normalize}
@@ -129,7 +129,7 @@ def _federation(
     dataset: str | Path, given: dict[str, Any], tell: Callable[[str], None]
 ) -> Inspection:
     from polyphily.cli import terminal
-    from polyphily.graphs.federation import load
+    from polyphily.graphs.loading import load
 
     tell("reading the data")
     federation = load(**(given | {"dataset": dataset}))
@@ -138,7 +138,7 @@ def _federation(
 
 
 def _measured(federation: Federation, tell: Callable[[str], None]) -> Inspection:
-    from polyphily.graphs.federation import whole_graph
+    from polyphily.graphs.loading import whole_graph
     from polyphily.heterogeneity.inspection import inspect as measure
 
     return measure(federation, whole_graph(federation), lambda what: tell(f"measuring {what}"))
@@ -149,7 +149,7 @@ def _run(folder: Path, tell: Callable[[str], None]) -> Inspection:
     import dataclasses
 
     from polyphily.cli.training import restored
-    from polyphily.heterogeneity.trained import examine
+    from polyphily.report.trained import examine
 
     tell("reading the run")
     execution = restored(folder)
@@ -172,7 +172,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def _write(folder: Path, text: str) -> None:
-    from polyphily.federation.folder import write_text
+    from polyphily.runs.folder import write_text
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
     """List the methods."""
     if context.invoked_subcommand:
         return
-    from polyphily.methods.base import load_all
+    from polyphily.core.method import load_all
 
     found = load_all()
     rows = [
@@ -47,9 +47,9 @@ def show_method(
     name: Annotated[str, typer.Argument(help="The method's name.")], as_json: AsJson = False
 ) -> None:
     """Citation, hyperparameters, and exactly what leaves a site and comes back."""
-    from polyphily.federation.privacy import treatment
-    from polyphily.methods.base import find
+    from polyphily.core.method import find
     from polyphily.methods.traffic import trace
+    from polyphily.privacy.differential import treatment
 
     cls = find(name)
     up, down = trace(cls())

@@ -13,8 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 import typer
 
+from polyphily.core.settings import Settings
 from polyphily.errors import UserError, unknown
-from polyphily.federation.settings import Settings
 
 DATA: dict[str, tuple[type, str]] = {
     "dataset": (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec
 from polyphily.errors import UserError
 
 if TYPE_CHECKING:
-    from polyphily.federation.distributed import Team
+    from polyphily.engines.distributed import Team
 
 SPREAD = ("run", "compare", "demo")
 P = ParamSpec("P")
@@ -31,7 +31,7 @@ def spread(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def together(*arguments: P.args, **options: P.kwargs) -> None:
         from polyphily.cli import terminal
-        from polyphily.federation.distributed import joined
+        from polyphily.engines.distributed import joined
 
         with joined() as team:
             if team is not None and not team.leads:
@@ -43,7 +43,7 @@ def spread(command: Callable[P, None]) -> Callable[P, None]:
 
 def team() -> Team | None:
     """The ranks that this command runs on, if there are several."""
-    from polyphily.federation.distributed import current
+    from polyphily.engines.distributed import current
 
     return current()
 

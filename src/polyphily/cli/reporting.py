@@ -11,11 +11,11 @@ import typer
 from polyphily.errors import PolyphilyError, UserError
 
 if TYPE_CHECKING:
-    from polyphily.federation.run import Execution
-    from polyphily.graphs.federation import Federation
+    from polyphily.graphs.loading import Federation
     from polyphily.heterogeneity.inspection import Inspection
     from polyphily.report.figures import Look
     from polyphily.report.runs import Run
+    from polyphily.runs.run import Execution
 
 MOST_NODES = 25_000  # of a federation that is measured at the end of a run without being asked
 
@@ -76,7 +76,7 @@ def _measured(found: Sequence[Run], notes: Callable[[Sequence[str]], None]) -> l
     """The runs with what their folders lacked; where data are not at hand, as they are."""
     from polyphily.cli.inspecting import progress
     from polyphily.cli.training import restored
-    from polyphily.graphs.federation import SAVED
+    from polyphily.graphs.loading import SAVED
     from polyphily.report import evidence
     from polyphily.report.runs import Run
 

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from polyphily.cli import listings, options, training
+from polyphily.core.settings import from_mapping
 from polyphily.errors import PolyphilyError, UserError
-from polyphily.federation.settings import from_mapping
 from polyphily.papers import plan, report, tables
 from polyphily.papers.plan import Choice
 from polyphily.papers.report import Line
@@ -103,7 +103,7 @@ def _reproduce(paper: Paper, table: Table, choice: Choice, out: Path) -> dict[st
 
 
 def _write(data: dict[str, Any], out: Path) -> None:
-    from polyphily.federation.folder import write_text
+    from polyphily.runs.folder import write_text
 
     name = data["table"] if data["table"].startswith("figure") else f"table-{data['table']}"
     try:
@@ -158,7 +158,7 @@ def _list(name: str | None, as_json: bool) -> None:
 def check_device(device: str) -> None:
     """Refuses a device that is not there, before any cell is loaded."""
     if device != "cpu":
-        from polyphily.federation import run
+        from polyphily.runs import run
 
         run.check_device(device)
 

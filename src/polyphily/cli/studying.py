@@ -87,7 +87,7 @@ def _run(
     partitions: Path | None,
     minutes: float,
 ) -> None:
-    from polyphily.federation.run import check_device
+    from polyphily.runs.run import check_device
     from polyphily.studies import trials
 
     check_device(device)

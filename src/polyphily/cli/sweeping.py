@@ -12,14 +12,14 @@ import typer
 
 from polyphily.cli import options, training
 from polyphily.cli.training import AsJson, Config, Page, Set, Track
+from polyphily.core.settings import Settings, from_mapping
 from polyphily.errors import TrainingError, UserError, unknown
-from polyphily.federation.settings import Settings, from_mapping
 
 if TYPE_CHECKING:
-    from polyphily.federation.run import Execution
-    from polyphily.federation.together import Together
     from polyphily.papers.plan import Order
     from polyphily.report.runs import Run
+    from polyphily.runs.run import Execution
+    from polyphily.runs.together import Together
 
 EVERYWHERE = {*options.DATA, *get_type_hints(Settings)} - {"seeds"}  # whatever the method
 
@@ -59,11 +59,11 @@ def sweep(
     """
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.federation import tracking
-    from polyphily.federation.folder import safe_name
-    from polyphily.methods.base import find
+    from polyphily.core.method import find
     from polyphily.papers import runner
     from polyphily.report import runs
+    from polyphily.runs import tracking
+    from polyphily.runs.folder import safe_name
 
     tracking.check(track or ())
     names = list(dict.fromkeys(find(name).name for name in methods))
@@ -177,7 +177,7 @@ def _check(
 
 def _order(method: str, request: options.Request, point: Point, own: set[str]) -> Order:
     """The run of one method at one point."""
-    from polyphily.methods.base import create
+    from polyphily.core.method import create
     from polyphily.papers.plan import Order
 
     hyper = {n: v for n, v in request.hyperparameters.items() if n in own}
@@ -211,7 +211,7 @@ def _typed(name: str, text: str, kind: Any) -> Any:
 
 
 def _folder_name(point: Point) -> str:
-    from polyphily.federation.folder import safe_name
+    from polyphily.runs.folder import safe_name
 
     return safe_name("_".join(f"{n}={v}" for n, v in point.items())) if point else "as-it-is"
 

@@ -22,10 +22,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from polyphily.federation.run import VIEW_OF
-from polyphily.federation.run import Progress as Report
-from polyphily.federation.tuning import Trial, Tuned
 from polyphily.report.words import percent, size, span
+from polyphily.runs.run import VIEW_OF
+from polyphily.runs.run import Progress as Report
+from polyphily.runs.tuning import Trial, Tuned
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

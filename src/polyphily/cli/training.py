@@ -16,9 +16,9 @@ from polyphily.cli import options, ranks
 from polyphily.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from polyphily.federation.run import Execution, Progress
-    from polyphily.federation.together import Together
-    from polyphily.graphs.federation import Federation
+    from polyphily.graphs.loading import Federation
+    from polyphily.runs.run import Execution, Progress
+    from polyphily.runs.together import Together
 
 Config = Annotated[
     Path | None,
@@ -84,7 +84,7 @@ def run(
     """Train a federation with one method."""
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.federation.tracking import check
+    from polyphily.runs.tracking import check
 
     check(track or ())
     if resume:
@@ -131,9 +131,10 @@ def compare(
     """
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.federation import privacy, sampling
-    from polyphily.federation.settings import from_mapping
-    from polyphily.methods.base import PAPER, create, find
+    from polyphily.core import sampling
+    from polyphily.core.method import PAPER, create, find
+    from polyphily.core.settings import from_mapping
+    from polyphily.privacy import differential as privacy
 
     names = [find(name).name for name in methods]
     if len(set(names)) < len(names):
@@ -180,7 +181,7 @@ def demo(
 
 
 def _load(request: options.Request) -> tuple[list[Federation], float]:
-    from polyphily.graphs.federation import load
+    from polyphily.graphs.loading import load
 
     began = time.perf_counter()
     federations = [load(**request.data, seed=seed) for seed in request.seeds]
@@ -194,10 +195,10 @@ def _prepare(
     loading_seconds: float,
     out: Path | None,
 ) -> Execution:
-    from polyphily.federation.folder import RunFolder
-    from polyphily.federation.run import Execution
-    from polyphily.federation.settings import from_mapping
-    from polyphily.methods.base import create
+    from polyphily.core.method import create
+    from polyphily.core.settings import from_mapping
+    from polyphily.runs.folder import RunFolder
+    from polyphily.runs.run import Execution
 
     made = create(method, request.hyperparameters)
     folder = ranks.same(out or _new_folder(made.name, federations[0]))
@@ -212,8 +213,8 @@ def _prepare(
 
 def read_run(folder: Path) -> tuple[options.Request, list[Federation]]:
     """What was asked of the run in a folder, and its federations with the partitions it kept."""
-    from polyphily.federation.folder import CONFIG, RunFolder
-    from polyphily.graphs.federation import load
+    from polyphily.graphs.loading import load
+    from polyphily.runs.folder import CONFIG, RunFolder
 
     request = options.gather(None, {}, [], folder / CONFIG)
     files = RunFolder(folder)
@@ -229,10 +230,10 @@ def read_run(folder: Path) -> tuple[options.Request, list[Federation]]:
 
 def restored(folder: Path) -> Execution:
     """The run of a folder as its checkpoint has it, to be looked at: it writes nothing."""
-    from polyphily.federation.folder import RunFolder
-    from polyphily.federation.run import Execution
-    from polyphily.federation.settings import from_mapping
-    from polyphily.methods.base import create
+    from polyphily.core.method import create
+    from polyphily.core.settings import from_mapping
+    from polyphily.runs.folder import RunFolder
+    from polyphily.runs.run import Execution
 
     request, federations = read_run(folder)
     found = RunFolder(folder).load_checkpoint()
@@ -250,9 +251,9 @@ def _tuned(
 ) -> options.Request:
     """The request with the learning rate and decay that validate best."""
     from polyphily.cli import terminal
-    from polyphily.federation import tuning
-    from polyphily.federation.settings import from_mapping
-    from polyphily.methods.base import create
+    from polyphily.core.method import create
+    from polyphily.core.settings import from_mapping
+    from polyphily.runs import tuning
 
     found = tuning.tune(
         create(method, request.hyperparameters),
@@ -267,10 +268,10 @@ def _tuned(
 
 def _resumed(folder: Path, rounds: int | None) -> tuple[Execution, int]:
     """The run of a folder, set back to its last checkpoint."""
-    from polyphily.federation.folder import CONFIG, RunFolder
-    from polyphily.federation.run import Execution
-    from polyphily.federation.settings import from_mapping
-    from polyphily.methods.base import create
+    from polyphily.core.method import create
+    from polyphily.core.settings import from_mapping
+    from polyphily.runs.folder import CONFIG, RunFolder
+    from polyphily.runs.run import Execution
 
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run to resume: it has no {CONFIG}")
@@ -309,8 +310,8 @@ def _whole(execution: Execution) -> Execution:
 def train(execution: Execution, done: int, track: Sequence[str] = ()) -> dict[str, Any]:
     """Runs to the end, showing how it goes and logging rounds where that is asked for."""
     from polyphily.cli import terminal
-    from polyphily.federation.tracking import log_to
     from polyphily.report.evidence import Collaboration
+    from polyphily.runs.tracking import log_to
 
     settings, method = execution.settings, execution.method
     if not execution.folder:  # another rank shows and logs it
@@ -332,8 +333,8 @@ def train_together(group: Together, track: Sequence[str] = ()) -> list[Execution
     Trackers get a run's rounds after the pass: some of them take one run at a time.
     """
     from polyphily.cli import terminal
-    from polyphily.federation.tracking import log_to
     from polyphily.report.evidence import Collaboration
+    from polyphily.runs.tracking import log_to
 
     first, simulation = group.runs[0], group.joint.simulation
     method, rounds = first.method, first.settings.rounds
@@ -381,7 +382,7 @@ def _say(page: Path | None) -> None:
 
 def _new_folder(what: str, federation: Federation) -> Path:
     """A folder under runs/ that does not exist yet, named for what runs and when."""
-    from polyphily.federation.folder import safe_name
+    from polyphily.runs.folder import safe_name
 
     data = safe_name(Path(federation.dataset.partition(":")[0]).name)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{data}"

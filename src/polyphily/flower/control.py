@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from polyphily.errors import TrainingError, UserError
-from polyphily.federation.folder import RunFolder, write_text
 from polyphily.flower.deployment import Deployment, quiet_flower, require_flower
+from polyphily.runs.folder import RunFolder, write_text
 
 FAB = Path(__file__).parent / "fab"
 FLOWER = "flower.json"  # in a run folder: the number that Flower gave the run, and which process

@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyphily.errors import PolyphilyError, UserError, missing_package, unknown
-from polyphily.federation.folder import RunFolder, to_toml, write_text
+from polyphily.runs.folder import RunFolder, to_toml, write_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from polyphily.federation.settings import Settings
+    from polyphily.core.settings import Settings
     from polyphily.flower.keys import Identity
     from polyphily.flower.plan import Plan
     from polyphily.flower.server import Policy, Transport
@@ -196,7 +196,7 @@ class Deployment:
 
     def config(self) -> dict[str, Any]:
         """What config.toml says, its names and types checked."""
-        from polyphily.federation.settings import names
+        from polyphily.core.settings import names
 
         file = self.path / CONFIG
         try:
@@ -246,10 +246,11 @@ class Deployment:
         self, method: str, settings: Mapping[str, Any], hyperparameters: Mapping[str, Any]
     ) -> str:
         """Lays out a run; its name. Everything that can be checked before a site is asked is."""
-        from polyphily.federation import privacy, sampling
-        from polyphily.federation.settings import from_mapping, names
+        from polyphily.core import sampling
+        from polyphily.core.method import create
+        from polyphily.core.settings import from_mapping, names
         from polyphily.flower.plan import check_for_flower
-        from polyphily.methods.base import create
+        from polyphily.privacy import differential as privacy
 
         config = self.config()
         asked = {k: v for k, v in config.items() if k in names()} | {
@@ -332,11 +333,11 @@ class Deployment:
         self, folder: RunFolder, request: Mapping[str, Any], policy: Policy, transport: Transport
     ) -> Plan:
         """What was agreed on: from the file of a run that began already, else with the sites."""
-        from polyphily.federation import privacy
-        from polyphily.federation.settings import from_mapping
+        from polyphily.core.method import create
+        from polyphily.core.settings import from_mapping
         from polyphily.flower.plan import Plan, agree
         from polyphily.flower.server import gather, log_to
-        from polyphily.methods.base import create
+        from polyphily.privacy import differential as privacy
 
         file = folder.path / PLAN
         if file.exists():
@@ -388,7 +389,7 @@ def make_policy(entries: Mapping[str, Any], sites: int) -> Policy:
 
 def filled(settings: Settings, backbone: str | None, *, dense: bool, classes: int) -> Settings:
     """Settings with nothing left open, for graphs in files."""
-    from polyphily.federation.recipes import fill
+    from polyphily.core.recipes import fill
 
     chosen = dataclasses.replace(settings, backbone=settings.backbone or backbone)
     complete = fill(chosen, "files", "accuracy", dense=dense)

@@ -26,15 +26,15 @@ import scipy.sparse as sp
 import torch
 
 from polyphily.errors import TrainingError, UserError
-from polyphily.federation.folder import METRICS, RunFolder
 from polyphily.flower import control
 from polyphily.flower.deployment import Deployment, require_flower
 from polyphily.flower.server import EVENTS
 from polyphily.flower.site import BEST, LAST, SavedModel, SiteState
 from polyphily.graphs.graph import Graph
+from polyphily.runs.folder import METRICS, RunFolder
 
 if TYPE_CHECKING:
-    from polyphily.federation.run import Execution, Progress
+    from polyphily.runs.run import Execution, Progress
 
 POLL = 0.3
 LOOK = 1.0  # seconds between looks at a run

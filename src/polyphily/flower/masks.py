@@ -1,6 +1,6 @@
 """Secure aggregation between real sites: what a site does for it, and what the server does.
 
-The protocol is that of `federation/secure_aggregation.py`; here are its messages. An attempt at a
+The protocol is that of `privacy/secure_aggregation.py`; here are its messages. An attempt at a
 round has a name, drawn by the server, and goes
 
     keys     public keys, signed by each site, to the server
@@ -32,9 +32,14 @@ from cryptography.fernet import InvalidToken
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
-from polyphily.federation.local import Message
-from polyphily.federation.privacy import FEWEST, unweighed, weighed
-from polyphily.federation.secure_aggregation import (
+from polyphily.core.local import Message
+from polyphily.core.method import Method, Uploads
+from polyphily.flower.keys import Identity
+from polyphily.flower.plan import Plan
+from polyphily.flower.wire import KEYS, REVEAL, SHARE, Contract, Parcel, WireError
+from polyphily.nn.sparse import flat
+from polyphily.privacy.differential import FEWEST, unweighed, weighed
+from polyphily.privacy.secure_aggregation import (
     CURVE,
     LIMIT,
     STEP,
@@ -47,11 +52,6 @@ from polyphily.federation.secure_aggregation import (
     error_bound,
     threshold,
 )
-from polyphily.flower.keys import Identity
-from polyphily.flower.plan import Plan
-from polyphily.flower.wire import KEYS, REVEAL, SHARE, Contract, Parcel, WireError
-from polyphily.methods.base import Method, Uploads
-from polyphily.nn.sparse import flat
 
 MASKED = "masked"  # the one tensor of an answer
 PLAUSIBLE = LIMIT / 64  # what no sum of weighted models comes near; one of noise does at once

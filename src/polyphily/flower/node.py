@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from polyphily.errors import UserError
-from polyphily.federation.folder import write_text
 from polyphily.flower.deployment import Bundle, quiet_flower, require_flower
 from polyphily.flower.site import Site
+from polyphily.runs.folder import write_text
 
 POLL = 0.5
 NODE = "node-id"  # where the site's number at the server is kept

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
+from polyphily.core.local import Message
+from polyphily.core.method import Method, create
+from polyphily.core.optimizers import OptimizerSpec
+from polyphily.core.settings import Settings, from_mapping
+from polyphily.engines.simulation import network_shape
 from polyphily.errors import UserError
-from polyphily.federation.local import Message
-from polyphily.federation.optimizers import OptimizerSpec
-from polyphily.federation.settings import Settings, from_mapping
-from polyphily.federation.simulation import network_shape
 from polyphily.graphs.files.client import is_whole, listed
 from polyphily.graphs.random import derive
-from polyphily.methods.base import Method, create
 from polyphily.nn.backbones import Backbone
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyphily.errors import UserError
-from polyphily.federation.run import check_device
 from polyphily.flower.site import SavedModel, SiteGraph, Trainer
-from polyphily.graphs.federation import _normalize
 from polyphily.graphs.graph import Masks
+from polyphily.graphs.loading import _normalize
+from polyphily.runs.run import check_device
 
 if TYPE_CHECKING:
     import pandas as pd

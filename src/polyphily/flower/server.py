@@ -21,14 +21,11 @@ import numpy as np
 import torch
 
 import polyphily
+from polyphily.core.local import Message, model_part
+from polyphily.core.method import Uploads
+from polyphily.core.metrics import METRICS, SPLITS
+from polyphily.engines.simulation import payload
 from polyphily.errors import TrainingError, UserError
-from polyphily.federation.folder import RunFolder
-from polyphily.federation.local import Message, model_part
-from polyphily.federation.metrics import METRICS, SPLITS
-from polyphily.federation.privacy import account, spent
-from polyphily.federation.run import VIEW_OF, peak_memory_mb, shortcuts, versions
-from polyphily.federation.simulation import payload
-from polyphily.federation.tracker import VIEWS, FloatArray, Tracker
 from polyphily.flower.plan import Plan, Schema, initial_parameters
 from polyphily.flower.site import Trainer
 from polyphily.flower.wire import (
@@ -45,7 +42,10 @@ from polyphily.flower.wire import (
 )
 from polyphily.graphs.graph import Graph, Masks
 from polyphily.graphs.random import generator
-from polyphily.methods.base import Uploads
+from polyphily.privacy.differential import account, spent
+from polyphily.runs.folder import RunFolder
+from polyphily.runs.run import VIEW_OF, peak_memory_mb, shortcuts, versions
+from polyphily.runs.tracker import VIEWS, FloatArray, Tracker
 
 if TYPE_CHECKING:
     from polyphily.flower.masks import Masking, Read

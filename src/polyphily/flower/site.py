@@ -22,17 +22,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Local, Message, as_model, model_part
+from polyphily.core.method import Method
+from polyphily.core.metrics import METRICS, SPLITS, Evaluator
+from polyphily.core.optimizers import initial_state
+from polyphily.core.sampling import Sampling
+from polyphily.core.settings import MIXED
+from polyphily.engines.simulation import train_locally
 from polyphily.errors import UserError
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.folder import read_tensors, save_tensors
-from polyphily.federation.local import Local, Message, as_model, model_part
-from polyphily.federation.metrics import METRICS, SPLITS, Evaluator
-from polyphily.federation.optimizers import initial_state
-from polyphily.federation.privacy import Budget, SystemDraws, check, guard_of
-from polyphily.federation.run import VIEW_OF, check_device, products_in
-from polyphily.federation.sampling import Sampling
-from polyphily.federation.settings import MIXED
-from polyphily.federation.simulation import train_locally
 from polyphily.flower.plan import Plan, Schema, initial_parameters
 from polyphily.flower.wire import (
     CLOSE,
@@ -48,12 +46,14 @@ from polyphily.flower.wire import (
     WireError,
 )
 from polyphily.graphs import files
-from polyphily.graphs.federation import load
 from polyphily.graphs.files.client import listed
 from polyphily.graphs.graph import UNLABELLED, Collection, Graph
+from polyphily.graphs.loading import load
 from polyphily.graphs.random import generator
 from polyphily.heterogeneity.homophily import class_counts, edge_homophily
-from polyphily.methods.base import Method
+from polyphily.privacy.differential import Budget, SystemDraws, check, guard_of
+from polyphily.runs.folder import read_tensors, save_tensors
+from polyphily.runs.run import VIEW_OF, check_device, products_in
 
 if TYPE_CHECKING:
     from polyphily.flower.keys import Identity

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from polyphily.errors import UserError
-from polyphily.federation.folder import write_text
 from polyphily.flower.deployment import ENVIRONMENT, Deployment, quiet_flower, require_flower
+from polyphily.runs.folder import write_text
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from polyphily.federation.local import Message
+from polyphily.core.local import Message
 
 HELLO, PREPARE, ROUND, FINISH, CLOSE = "hello", "prepare", "round", "finish", "close"
 KEYS, SHARE, REVEAL = "keys", "share", "reveal"  # of secure aggregation: flower/masks.py

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyphily.graphs.federation import Federation
 from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, alike
+from polyphily.graphs.loading import Federation
 from polyphily.heterogeneity import divergence, homophily, pagerank, spectral
 from polyphily.heterogeneity.partitioning import RESTART, Loss, partition_loss
 from polyphily.heterogeneity.topology import Topology, topology

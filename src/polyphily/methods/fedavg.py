@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from polyphily.federation.local import MODEL, Local, Message, as_model, model_part
-from polyphily.methods.base import Method, State, Uploads, parameter, register, to_each
+from polyphily.core.local import MODEL, Local, Message, as_model, model_part
+from polyphily.core.method import Method, State, Uploads, parameter, register, to_each
 from polyphily.nn.backbones import Backbone
 
 WEIGHT = "weight"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyphily.federation.local import Local, Message, as_model, model_part
-from polyphily.methods.base import State, Uploads, register
+from polyphily.core.local import Local, Message, as_model, model_part
+from polyphily.core.method import State, Uploads, register
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 
 EFFORT = "effort"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from polyphily.federation.local import Message, as_model, model_part
-from polyphily.methods.base import State, Uploads, parameter, register
+from polyphily.core.local import Message, as_model, model_part
+from polyphily.core.method import State, Uploads, parameter, register
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 
 MEAN, SQUARE = "mean/", "square/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyphily.methods.base import register
+from polyphily.core.method import register
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from polyphily.federation.local import Local, Message
-from polyphily.methods.base import Method, State, Uploads, parameter, register, to_each
+from polyphily.core.local import Local, Message
+from polyphily.core.method import Method, State, Uploads, parameter, register, to_each
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
 

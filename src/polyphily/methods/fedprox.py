@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polyphily.federation.local import Local, model_part
-from polyphily.methods.base import parameter, register
+from polyphily.core.local import Local, model_part
+from polyphily.core.method import parameter, register
 from polyphily.methods.fedavg import FedAvg
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polyphily.methods.base import Method, register
+from polyphily.core.method import Method, register
 
 
 @register("local", cite="no communication; the same optimiser and budget as the others")

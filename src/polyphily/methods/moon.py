@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.local import Local, Message, model_part
-from polyphily.methods.base import parameter, register
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Local, Message, model_part
+from polyphily.core.method import parameter, register
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.local import Local, Message, model_part
-from polyphily.methods.base import State, Uploads, parameter, register, to_each
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Local, Message, model_part
+from polyphily.core.method import State, Uploads, parameter, register, to_each
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyphily.federation.local import Message
-from polyphily.federation.recipes import fill
-from polyphily.federation.settings import Settings
-from polyphily.federation.simulation import Simulation, train_locally
-from polyphily.graphs.federation import load
+from polyphily.core.local import Message
+from polyphily.core.method import Method
+from polyphily.core.recipes import fill
+from polyphily.core.settings import Settings
+from polyphily.engines.simulation import Simulation, train_locally
 from polyphily.graphs.graph import Graph
-from polyphily.methods.base import Method
+from polyphily.graphs.loading import load
 
 FEATURES, HIDDEN, CLASSES = 13, 11, 5  # sizes that can be told apart in a shape
 _NAMES = {FEATURES: "features", HIDDEN: "hidden", CLASSES: "classes"}

@@ -19,7 +19,7 @@ from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
 from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
-    from polyphily.federation.cohort import Cohort
+    from polyphily.core.cohort import Cohort
     from polyphily.nn.draws import Draws
 
 

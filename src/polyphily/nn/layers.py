@@ -14,7 +14,7 @@ from polyphily.nn import kernels
 from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
-    from polyphily.federation.cohort import Cohort
+    from polyphily.core.cohort import Cohort
     from polyphily.nn.segments import Segments
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
-    from polyphily.federation.cohort import Cohort
+    from polyphily.core.cohort import Cohort
 
 
 class Subgraph:

@@ -31,7 +31,7 @@ from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
-    from polyphily.federation.cohort import Cohort
+    from polyphily.core.cohort import Cohort
     from polyphily.graphs.graph import Graph, IntArray
     from polyphily.nn.draws import Draws
 

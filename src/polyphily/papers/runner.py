@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.folder import CONFIG, SUMMARY, RunFolder, safe_name, write_text
-from polyphily.federation.run import VIEW_OF, Execution
-from polyphily.federation.settings import from_mapping
-from polyphily.federation.together import RATES, Together
-from polyphily.graphs.federation import Federation, load
-from polyphily.methods.base import create
+from polyphily.core.cohort import Cohort
+from polyphily.core.method import create
+from polyphily.core.settings import from_mapping
+from polyphily.graphs.loading import Federation, load
 from polyphily.papers.plan import Job, Order
 from polyphily.papers.tables import SECONDS
+from polyphily.runs.folder import CONFIG, SUMMARY, RunFolder, safe_name, write_text
+from polyphily.runs.run import VIEW_OF, Execution
+from polyphily.runs.together import RATES, Together
 
 REQUEST = "reproduce.json"  # what a run folder was made for
 

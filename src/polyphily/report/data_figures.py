@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polyphily.graphs.federation import Federation, load, whole_graph
+from polyphily.graphs.loading import Federation, load, whole_graph
 from polyphily.heterogeneity.pagerank import structure_inertia_score
 from polyphily.heterogeneity.partitioning import label_signal_lost
 from polyphily.heterogeneity.spectral import high_frequency_area

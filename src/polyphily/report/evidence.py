@@ -17,15 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyphily.federation.folder import clean, write_text
-from polyphily.federation.local import Message, model_part
-from polyphily.federation.run import Execution
-from polyphily.federation.simulation import Simulation, train_locally
+from polyphily.core.local import Message, model_part
+from polyphily.engines.simulation import Simulation, train_locally
 from polyphily.graphs.graph import UNLABELLED
 from polyphily.heterogeneity.advice import advise
 from polyphily.heterogeneity.inspection import Inspection
-from polyphily.heterogeneity.trained import STRENGTH
 from polyphily.nn.sparse import flat
+from polyphily.report.trained import STRENGTH
+from polyphily.runs.folder import clean, write_text
+from polyphily.runs.run import Execution
 
 EVIDENCE, COLLABORATION = "evidence.json", "collaboration.jsonl"
 FRAMES = 40  # rounds at which collaboration is recorded, about

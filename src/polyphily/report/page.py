@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import polyphily
-from polyphily.federation.folder import clean, write_text
 from polyphily.report.blocks import Content, Entries, Figure, Item, Section, Table
+from polyphily.runs.folder import clean, write_text
 
 PAGE = "report.html"
 LONG = 60  # characters from which a cell may break its line

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from polyphily.errors import UserError
-from polyphily.federation.folder import CONFIG, METRICS, SUMMARY, RunFolder
-from polyphily.federation.run import VIEW_OF
 from polyphily.report import evidence
 from polyphily.report.evidence import COLLABORATION
+from polyphily.runs.folder import CONFIG, METRICS, SUMMARY, RunFolder
+from polyphily.runs.run import VIEW_OF
 
 # What a run was trained on; runs that agree in these are compared with each other.
 DATA = ("dataset", "partition", "clients", "split", "noise", "normalize")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyphily.federation.tracker import VIEWS
 from polyphily.papers import tables
+from polyphily.runs.tracker import VIEWS
 from polyphily.studies import (
     ABLATION,
     BASELINE,
@@ -127,8 +127,8 @@ def compare(found: dict[str, Outcome], study: Study) -> Comparison | None:
 
 def headline(study: Study) -> str:
     """The view that the method is meant for."""
-    from polyphily.federation.run import VIEW_OF
-    from polyphily.methods.base import find
+    from polyphily.core.method import find
+    from polyphily.runs.run import VIEW_OF
 
     return VIEW_OF[find(study.method).evaluated]
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 import polyphily
+from polyphily.core.cohort import Cohort
+from polyphily.core.method import create
+from polyphily.core.settings import from_mapping
 from polyphily.errors import PolyphilyError, UserError
-from polyphily.federation.cohort import Cohort
-from polyphily.federation.folder import write_text
-from polyphily.federation.settings import from_mapping
-from polyphily.federation.tracker import VIEWS
-from polyphily.federation.tuning import side_by_side
 from polyphily.graphs.datasets import is_present
-from polyphily.graphs.federation import Federation, load
-from polyphily.methods.base import create
+from polyphily.graphs.loading import Federation, load
+from polyphily.runs.folder import write_text
+from polyphily.runs.tracker import VIEWS
+from polyphily.runs.tuning import side_by_side
 from polyphily.studies import Cell, Row, Study
 
 DIGITS = 6

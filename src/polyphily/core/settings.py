@@ -1,0 +1,209 @@
+"""What a run is told: every knob of training, with its default and its bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from polyphily.errors import UserError, unknown
+
+ENGINES = ("stacked", "sequential", "flower")
+SELECTIONS = ("method", "federation", "client")
+OFF = "off"
+MIXED = "bf16"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Knobs of training. Those that are None are filled in from `recipes`.
+
+    Attributes:
+        rounds: communication rounds.
+        epochs: full-batch steps a client takes per round (steps on a batch each, with `batch` or
+            `sample`): a number, or a range "1-5" from which each client draws anew in every round.
+        backbone: which network.
+        hidden: width of the hidden layers.
+        layers: number of layers.
+        dropout: before every layer but the first.
+        input_dropout: on the input features.
+        heads: attention heads of gat.
+        hops: propagation steps of gpr-gnn.
+        optimizer: adam, adamw or sgd.
+        lr: learning rate.
+        weight_decay: coefficient of the decay.
+        momentum: of sgd.
+        clip: largest gradient norm per client; 0 is off.
+        keep_optimizer: whether the optimiser's moments survive from round to round.
+        participation: share of the clients selected in each round.
+        failures: share of the selected clients that fail to answer.
+        engine: "stacked", "sequential" (one client after another: the reference), or "flower" (a
+            process per client, over Flower on this machine).
+        device: "cpu" or "cuda".
+        dtype: "float32" or "float64".
+        precision: of matrix products: "float32", "tf32" (on a GPU), or "bf16" (losses, by autocast;
+            weights, optimiser and scores stay in float32).
+        sample: neighbours that each layer draws of a node in a training step, as in "10,10", for
+            graphs too large to train on as a whole; "off" takes all.
+        batch: train nodes that each client draws for a step; 0 takes all.
+        threads: of the CPU; 0 takes one for small graphs and all cores otherwise.
+        memory: what training may take, as in "8GB"; clients that do not fit together train in
+            turn, with the same results. "auto" is half of what is free.
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        patience: evaluations without a better validation score before stopping; 0 never stops.
+        selection: whose validation score picks the best round: "federation", "client" (each its
+            own), or as the method prefers.
+        metric: what selects on validation, "accuracy" or "auc"; None takes the dataset's own.
+        dp: differential privacy of each client's uploads, all rounds together: epsilon=8, with
+            delta=1e-5 and clip=1.0 after commas where others are wanted.
+        secure_aggregation: whether the server sees the sum of the uploads only, by SecAgg+.
+    """
+
+    rounds: int = 100
+    epochs: int | str = 3
+    backbone: str | None = None
+    hidden: int | None = None
+    layers: int = 2
+    dropout: float | None = None
+    input_dropout: float | None = None
+    heads: int = 4
+    hops: int = 10
+    optimizer: str | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    momentum: float = 0.0
+    clip: float = 0.0
+    keep_optimizer: bool | None = None
+    participation: float = 1.0
+    failures: float = 0.0
+    engine: str = "stacked"
+    device: str = "cpu"
+    dtype: str = "float32"
+    precision: str = "float32"
+    sample: str = OFF
+    batch: int = 0
+    threads: int = 0
+    memory: str = AUTO
+    evaluate_every: int = 1
+    patience: int = 0
+    selection: str = "method"
+    metric: str | None = None
+    dp: str = OFF
+    secure_aggregation: bool = False
+
+    def epoch_range(self) -> tuple[int, int]:
+        """The fewest and the most local steps a client takes."""
+        found = re.fullmatch(r"([0-9]+)(?:\s*-\s*([0-9]+))?", str(self.epochs))
+        bounds = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= bounds[0] <= bounds[1]:
+            raise UserError(
+                f"epochs: '{self.epochs}' is neither a positive number nor a range such as 1-5"
+            )
+        return bounds
+
+    def memory_limit(self) -> int | None:
+        """Bytes that training may take; None: half of what is free."""
+        if self.memory == AUTO:
+            return None
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)b?", str(self.memory).lower())
+        if not found or not (size := int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))):
+            raise UserError(f"memory: '{self.memory}' is no size: write 8GB, 500MB or auto")
+        return size
+
+    def check(self) -> None:
+        """Raises a `UserError` for a value of the wrong kind or out of bounds."""
+        kinds = get_type_hints(Settings)
+        for name in names() - {"epochs"}:
+            _check_kind(name, getattr(self, name), get_args(kinds[name]) or (kinds[name],))
+        self.epoch_range()
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise unknown(name, value, choices)
+        self.memory_limit()
+        if self.precision != "float32" and self.dtype != "float32":
+            raise UserError(f"--precision {self.precision} is for --dtype float32")
+        if self.sample != OFF:
+            from polyphily.core.sampling import parse
+
+            parse(self.sample)
+        if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device):
+            raise unknown("device", self.device, ("cpu", "cuda"))
+        for name, (low, high, words) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise UserError(f"{_flag(name)}: {value} is out of bounds, give {words}")
+        if self.dp != OFF:
+            from polyphily.privacy.differential import Budget
+
+            Budget.parse(self.dp)
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "engine": ENGINES,
+    "selection": SELECTIONS,
+    "dtype": ("float32", "float64"),
+    "precision": ("float32", "tf32", MIXED),
+    "optimizer": ("adam", "adamw", "sgd"),
+    "metric": ("accuracy", "auc"),
+}
+_ANY = math.inf
+_SHARE = (0, 0.999, "at least 0 and at most 0.999")
+BOUNDS: dict[str, tuple[float, float, str]] = {
+    "rounds": (1, _ANY, "at least 1"),
+    "hidden": (1, _ANY, "at least 1"),
+    "layers": (1, 64, "1 to 64"),
+    "heads": (1, 1024, "1 to 1024"),
+    "hops": (1, 1024, "1 to 1024"),
+    "dropout": _SHARE,
+    "input_dropout": _SHARE,
+    "lr": (1e-12, _ANY, "at least 1e-12"),
+    "weight_decay": (0, _ANY, "at least 0"),
+    "momentum": (0, 0.9999, "at least 0 and at most 0.9999"),
+    "clip": (0, _ANY, "at least 0"),
+    "participation": (1e-9, 1, "above 0 and at most 1"),
+    "failures": _SHARE,
+    "evaluate_every": (1, _ANY, "at least 1"),
+    "patience": (0, _ANY, "at least 0"),
+    "threads": (0, 1024, "0 to 1024"),
+    "batch": (0, _ANY, "at least 0"),
+}
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _check_kind(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    """A whole number passes as a float; a truth value passes as neither; floats are finite."""
+    if isinstance(value, bool):
+        fits = bool in kinds
+    elif isinstance(value, int):
+        fits = int in kinds or float in kinds
+    elif isinstance(value, float):
+        fits = float in kinds and math.isfinite(value)
+    else:
+        fits = isinstance(value, kinds)
+    if not fits:
+        words = " or ".join(_WORDS[kind] for kind in kinds if kind is not type(None))
+        raise UserError(f"{_flag(name)}: {value!r} is not {words}")
+
+
+_WORDS = {int: "a whole number", float: "a finite number", str: "a name", bool: "true or false"}
+
+
+def names() -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(Settings))
+
+
+def from_mapping(values: dict[str, Any]) -> Settings:
+    """Settings from keyword arguments, with a suggestion for a name that does not exist."""
+    for name in values:
+        if name not in names():
+            raise unknown("setting", name, names())
+    settings = Settings(**values)
+    settings.check()
+    return settings

@@ -1,0 +1,3 @@
+from polyphily.methods.fedath.method import FedATH
+
+__all__ = ["FedATH"]

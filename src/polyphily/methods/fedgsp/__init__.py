@@ -1,0 +1,3 @@
+from polyphily.methods.fedgsp.method import FedGSP
+
+__all__ = ["FedGSP"]

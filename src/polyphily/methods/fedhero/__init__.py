@@ -1,0 +1,3 @@
+from polyphily.methods.fedhero.method import FedHERO
+
+__all__ = ["FedHERO"]

@@ -1,0 +1,3 @@
+from polyphily.methods.fedspa.method import FedSPA
+
+__all__ = ["FedSPA"]

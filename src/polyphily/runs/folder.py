@@ -1,0 +1,236 @@
+"""The run folder: what a run leaves behind, written so that a kill at any moment loses little.
+
+config.toml       what was asked; runs again as is
+partition.npz     who holds which node, and the split (partition-seed-N.npz for further seeds)
+metrics.jsonl     one object per round
+summary.json      the outcome
+models/           weights of the last round, and of the best validation round (…-best)
+checkpoint/       where a killed run goes on
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyphily.core.local import Message
+from polyphily.errors import UserError
+from polyphily.graphs.loading import Federation
+
+CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+SHARE = 0.1  # at most this share of a run goes into writing checkpoints
+
+
+class RunFolder:
+    """Reads and writes a run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written, self._cost = 0.0, 0.0
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "checkpoint" / "state.safetensors"
+
+    def create(self, config: Mapping[str, Any], federations: Sequence[Federation]) -> None:
+        """Lays out a new folder; refuses one that holds a run already."""
+        if (self.path / CONFIG).exists():
+            raise UserError(
+                f"{self.path} holds a run already: choose another --out, "
+                f"or go on with it: polyphily run --resume {self.path}"
+            )
+        try:
+            for name in ("models", "checkpoint"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
+        for s, federation in enumerate(federations):
+            federation.partition.save(self.partition_file(federation.seed, first=s == 0))
+        write_text(self.path / CONFIG, to_toml(config))
+
+    def amend_config(self, **entries: Any) -> None:
+        file = self.path / CONFIG
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+        write_text(file, to_toml(config | entries))
+
+    def partition_file(self, seed: int, *, first: bool) -> Path:
+        return self.path / ("partition.npz" if first else f"partition-seed-{seed}.npz")
+
+    # Rounds ----------------------------------------------------------------------------------
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(clean(record), allow_nan=False) + "\n")
+
+    def records(self, name: str = METRICS) -> list[dict[str, Any]]:
+        """The objects in a file of one per line."""
+        file = self.path / name
+        if not file.exists():
+            return []
+        found = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:  # the line a kill cut short
+                break
+        return found
+
+    def truncate(self, rounds: int) -> list[dict[str, Any]]:
+        """Drops what was recorded after the checkpoint; those rounds are run again."""
+        kept = [record for record in self.records() if record["round"] <= rounds]
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        write_text(self.path / METRICS, lines)
+        return kept
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        text = json.dumps(clean(summary), indent=2, allow_nan=False)
+        write_text(self.path / SUMMARY, text + "\n")
+
+    def read_summary(self) -> dict[str, Any] | None:
+        file = self.path / SUMMARY
+        if not file.exists():
+            return None
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
+    # Weights ---------------------------------------------------------------------------------
+
+    def save_models(
+        self, models: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, str]
+    ) -> None:
+        """One file per model, named for it; names that would share a file are numbered."""
+        taken: set[str] = set()
+        for name, params in models.items():
+            stem, number = safe_name(name), 1
+            while stem in taken:
+                number += 1
+                stem = f"{safe_name(name)}-{number}"
+            taken.add(stem)
+            save_tensors(self.path / "models" / f"{stem}.safetensors", params, facts)
+
+    def checkpoint_due(self, runs: int = 1) -> bool:
+        """Whether a checkpoint may be written without taking more than its share of the time.
+
+        Args:
+            runs: how many write one, where several run in one pass.
+        """
+        return time.perf_counter() - self._written >= runs * self._cost / SHARE
+
+    def save_checkpoint(self, tensors: Message, progress: Mapping[str, Any]) -> None:
+        began = time.perf_counter()
+        save_tensors(self.checkpoint_file, tensors, {"progress": json.dumps(progress)})
+        self._written = time.perf_counter()
+        self._cost = self._written - began
+
+    def load_checkpoint(self) -> tuple[Message, dict[str, Any]] | None:
+        if not self.checkpoint_file.exists():
+            return None
+        tensors, facts = read_tensors(self.checkpoint_file)
+        progress: dict[str, Any] = json.loads(facts["progress"])
+        return tensors, progress
+
+    def rounds_saved(self) -> int:
+        """How many rounds the checkpoint has behind it; none where there is no checkpoint."""
+        if not self.checkpoint_file.exists():
+            return 0
+        with safe_open(self.checkpoint_file, framework="pt") as stream:
+            return int(json.loads(stream.metadata()["progress"])["round"])
+
+
+def save_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Writes tensors, and words about them, whole or not at all."""
+    host = {
+        n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    save_file(host, partial, metadata=dict(facts))
+    _sort_facts(partial)
+    os.replace(partial, file)
+
+
+def read_tensors(file: Path) -> tuple[Message, dict[str, str]]:
+    """What `save_tensors` wrote."""
+    with safe_open(file, framework="pt") as stream:
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+        facts: dict[str, str] = stream.metadata() or {}
+    return tensors, facts
+
+
+def _sort_facts(file: Path) -> None:
+    """Puts the facts in a file's header in order: safetensors leaves them in a random one.
+
+    Equal weights then give equal bytes.
+    """
+    with file.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+        stream.seek(8)
+        stream.write(text.encode().ljust(size))
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
+
+
+def clean(value: Any) -> Any:
+    """The value with NaN and infinity replaced by null, so that any JSON reader takes it."""
+    if isinstance(value, Mapping):
+        return {str(key): clean(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def safe_name(name: str) -> str:
+    """A name fit for a file: letters, digits, dots, dashes.
+
+    >>> safe_name("bank north/1")
+    'bank-north-1'
+    """
+    return re.sub(r"[^\w.\-]+", "-", name).strip(".-") or "model"
+
+
+def to_toml(config: Mapping[str, Any]) -> str:
+    """Plain values and one level of tables as TOML.
+
+    >>> print(to_toml({"method": "fedprox", "seeds": [0, 1], "set": {"mu": 0.1}}), end="")
+    method = "fedprox"
+    seeds = [0, 1]
+    <BLANKLINE>
+    [set]
+    mu = 0.1
+    """
+    plain = {k: v for k, v in config.items() if not isinstance(v, Mapping)}
+    tables = {k: v for k, v in config.items() if isinstance(v, Mapping) and v}
+    lines = [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
+    for table, entries in tables.items():
+        lines += ["", f"[{table}]", *[f"{k} = {_toml_value(v)}" for k, v in entries.items()]]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,198 @@
+"""Runs that differ in learning rate and decay alone, in one pass; each leaves what it leaves alone.
+
+Their federations are stacked like those of several seeds, with rates of their own. After every
+round each run gets its share: its record, its checkpoint, and in the end its models and summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyphily.core.cohort import Cohort
+from polyphily.core.local import Message
+from polyphily.core.method import Method
+from polyphily.core.settings import Settings
+from polyphily.errors import Diverged
+from polyphily.graphs.loading import Federation
+from polyphily.runs.folder import RunFolder
+from polyphily.runs.run import Execution, Progress, Result, record_of
+
+STATES = "simulation/state/"  # how the servers' tensors are called in a checkpoint
+RATES = ("lr", "weight_decay")  # what federations that run side by side may differ in
+
+Records = Callable[[Sequence[dict[str, Any]]], None]
+"""Takes in the records of a round, one of each run that took part."""
+
+
+def stacked(
+    method: Method,
+    federations: Sequence[Federation],
+    settings: Settings,
+    rates: Sequence[tuple[float, float]],
+    *,
+    keep_best: bool,
+    cohort: Cohort | None = None,
+) -> Execution:
+    """Every (learning rate, decay) on every federation, as one execution without a folder."""
+    return Execution(
+        method,
+        [federation for _ in rates for federation in federations],
+        settings,
+        None,
+        rates=[rate for rate in rates for _ in federations],
+        keep_best=keep_best,
+        cohort=cohort,
+    )
+
+
+class Together:
+    """Several runs in one pass.
+
+    Numbers are those of separate runs, on a CPU to the bit: hence a run's own number of threads,
+    and no more runs than train in one group (`Simulation.room`). Where a model has sigmoids, they
+    are so up to rounding: torch rounds those at the end of a tensor differently. The seconds of a
+    round are shared evenly among the runs that are still going.
+
+    Args:
+        runs: of one method on the same federations, with equally many rounds behind them; they
+            differ in learning rate, decay and folder alone.
+    """
+
+    def __init__(self, runs: Sequence[Execution]) -> None:
+        first = runs[0]
+        self.runs = list(runs)
+        self.joint = stacked(
+            first.method,
+            first.federations,
+            first.settings,
+            [_rates(run.settings) for run in runs],
+            keep_best=first.keep_best,
+            cohort=first.simulation.cohort.repeated(len(runs)),
+        )
+        for run in runs:
+            run.setup_seconds += self.joint.setup_seconds / len(runs)
+        self._going = list(range(len(runs)))
+        self._ended: list[tuple[Execution, Result]] = []
+        if first.simulation.round:
+            self._take_over()
+
+    def places(self, run: int) -> range:
+        """Where the federations of a run are in the joint simulation."""
+        seeds = len(self.runs[0].federations)
+        return range(run * seeds, (run + 1) * seeds)
+
+    def go(
+        self, watchers: Sequence[Progress], progress: Records | None = None
+    ) -> list[tuple[Execution, Result]]:
+        """Runs to the end.
+
+        A run that diverges is left at its last good round, to fail by itself where it is taken up
+        again; the others go on.
+
+        Args:
+            watchers: for each run, what is called with its record after every round.
+            progress: called with the records of all.
+
+        Returns:
+            The runs that have ended, with what came of them.
+        """
+
+        def share_out(record: dict[str, Any]) -> None:
+            records = self._shares(record)
+            due = all(self._folder(run).checkpoint_due(len(records)) for run in records)
+            for run, own in records.items():
+                self.runs[run].reports.append(own)
+                self._folder(run).append(own)
+            for run in records if due else ():  # of one round, for the runs to go on together
+                self._checkpoint(run)
+            for run, own in records.items():
+                watchers[run](own)
+            self._end_what_is_over()
+            if progress:
+                progress(list(records.values()))
+
+        with self.runs[0].at_work():
+            self._end_what_is_over()
+            while self._going:
+                try:
+                    self.joint.advance_to_the_end(share_out)
+                    break
+                except Diverged as error:
+                    self._give_up(error.federation // len(self.runs[0].federations))
+        return self._ended
+
+    def _shares(self, record: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """What a round's record would be in each run that is going."""
+        spans = {n: record[n] / len(self._going) for n in ("seconds", "seconds_evaluation")}
+        outcomes = record["per_seed"]
+        return {
+            run: record_of(
+                {"round": record["round"], **spans}, [outcomes[s] for s in self.places(run)]
+            )
+            for run in self._going
+        }
+
+    def _end_what_is_over(self) -> None:
+        """Finishes the runs whose rounds are all done, or whose clients have all stopped."""
+        simulation = self.joint.simulation
+        last = simulation.round == self.joint.settings.rounds
+        for run in list(self._going):
+            if last or self._clients(run) <= simulation.stopped:
+                self._hand_over(run)
+                self._ended.append((self.runs[run], self.runs[run].finish()))
+                self._going.remove(run)
+
+    def _folder(self, run: int) -> RunFolder:
+        folder = self.runs[run].folder
+        assert folder
+        return folder
+
+    def _clients(self, run: int) -> set[int]:
+        starts, places = self.joint.simulation.starts, self.places(run)
+        return set(range(starts[places.start], starts[places.stop]))
+
+    def _hand_over(self, run: int) -> None:
+        """The run's own models and scores become what the pass has made of them."""
+        tensors, progress = self.joint.part(self.places(run))
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.runs[run].adopt(copies, progress, self._folder(run).path)
+
+    def _take_over(self) -> None:
+        """The other way round: the pass goes on where the runs are."""
+        rows: dict[str, list[Tensor]] = {}
+        states: Message = {}
+        stopped: list[int] = []
+        for run, execution in enumerate(self.runs):
+            first = self.places(run).start
+            for name, tensor in execution.tensors().items():
+                if name.startswith(STATES):
+                    s, _, rest = name.removeprefix(STATES).partition("/")
+                    states[f"{STATES}{first + int(s)}/{rest}"] = tensor
+                else:
+                    rows.setdefault(name, []).append(tensor)
+            start = self.joint.simulation.starts[first]
+            stopped += [start + k for k in execution.simulation.stopped]
+        tensors = states | {name: torch.cat(parts) for name, parts in rows.items()}
+        progress = {"round": self.runs[0].simulation.round, "stopped": stopped}
+        self.joint.adopt(tensors, progress, self._folder(0).path)
+
+    def _checkpoint(self, run: int) -> None:
+        self._hand_over(run)
+        self.runs[run].checkpoint()
+
+    def _give_up(self, run: int) -> None:
+        """Takes a run out of the pass, with a checkpoint of its last good round."""
+        if self.joint.simulation.round:
+            self._checkpoint(run)
+        self.joint.simulation.stopped |= self._clients(run)
+        self._going.remove(run)
+
+
+def _rates(settings: Settings) -> tuple[float, float]:
+    assert settings.lr is not None
+    assert settings.weight_decay is not None
+    return settings.lr, settings.weight_decay

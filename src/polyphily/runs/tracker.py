@@ -1,0 +1,173 @@
+"""Keeps the scores a summary needs: the last round's, the last five rounds', the best round's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from polyphily.core.local import Message
+from polyphily.core.metrics import METRICS, SPLITS, describe
+
+VIEWS = ("received", "trained")
+LAST = 5
+FloatArray = npt.NDArray[np.float64]
+
+
+class Tracker:
+    """Scores of both views over the rounds, and the models of the best validation round.
+
+    Args:
+        counts: how many nodes each client is scored on, `[clients, splits]`.
+        sizes: clients of each federation.
+        metric: what selects on validation.
+        per_client: whether each client selects its own best round, or each federation one.
+        view: the view whose best models are kept.
+        one_model: whether a federation has a single model (then it is kept once).
+    """
+
+    def __init__(
+        self,
+        counts: FloatArray,
+        sizes: Sequence[int],
+        metric: str,
+        *,
+        per_client: bool,
+        view: str,
+        one_model: bool,
+    ) -> None:
+        clients = sum(sizes)
+        self.counts, self.sizes, self.metric, self.view = counts, list(sizes), metric, view
+        self.starts = np.cumsum([0, *sizes])
+        federation = np.repeat(np.arange(len(sizes)), sizes)
+        self.group = np.arange(clients) if per_client else federation
+        self.groups = int(self.group.max()) + 1
+        self.per_client = per_client
+        self.one_model = one_model and not per_client
+        shape = (clients, len(SPLITS), len(METRICS))
+        self.recent: dict[str, list[FloatArray]] = {view: [] for view in VIEWS}
+        self.best = {view: np.full(shape, math.nan) for view in VIEWS}
+        self.best_value = {view: np.full(self.groups, -math.inf) for view in VIEWS}
+        self.best_round = {view: np.zeros(self.groups, dtype=np.int64) for view in VIEWS}
+        self.since = np.zeros(self.groups, dtype=np.int64)
+        self.models: Message = {}
+
+    def update(self, view: str, scores: FloatArray, round_index: int) -> npt.NDArray[np.bool_]:
+        """Takes in a view's scores `[clients, splits, metrics]`; which groups are at their best."""
+        self.recent[view] = [*self.recent[view], scores][-LAST:]
+        value = self._value(scores)
+        better = (value > self.best_value[view]) | np.isnan(value)
+        self.best_value[view] = np.where(
+            np.isnan(value), -math.inf, np.fmax(value, self.best_value[view])
+        )
+        self.best_round[view][better] = round_index
+        rows = better[self.group]
+        self.best[view][rows] = scores[rows]
+        if view == self.view:
+            self.since = np.where(better, 0, self.since + 1)
+        return better
+
+    def _value(self, scores: FloatArray) -> FloatArray:
+        """The selecting score of each group; NaN where a group has no validation node."""
+        values, weights = scores[:, 0, METRICS.index(self.metric)], self.counts[:, 0].copy()
+        weights[np.isnan(values)] = 0
+        total = np.bincount(self.group, weights, self.groups)
+        summed = np.bincount(self.group, np.nan_to_num(values) * weights, self.groups)
+        with np.errstate(invalid="ignore"):
+            return np.where(total > 0, summed / total, math.nan)
+
+    def keep_models(self, params: Message, better: npt.NDArray[np.bool_]) -> None:
+        """Stores the parameters `[clients, …]` of the groups that are at their best."""
+        units, rows = self.places(better)
+        self.put_models({name: value[rows] for name, value in params.items()}, units)
+
+    def places(self, better: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+        """Which models change with the groups that are at their best, and whose they become."""
+        if self.one_model:
+            return np.flatnonzero(better).tolist(), self.starts[:-1][better].tolist()
+        rows: list[int] = np.flatnonzero(better[self.group]).tolist()
+        return rows, rows
+
+    def put_models(self, params: Message, units: list[int]) -> None:
+        """Stores parameters, a row for each of the models `units`."""
+        count = len(self.sizes) if self.one_model else len(self.group)
+        for name, value in params.items():
+            if name not in self.models:
+                self.models[name] = value.new_zeros(count, *value.shape[1:])
+            self.models[name][units] = value
+
+    def stalled(self, patience: int) -> list[int]:
+        """Clients whose group has not improved for `patience` evaluations."""
+        if patience == 0:
+            return []
+        late: list[int] = np.flatnonzero((self.since >= patience)[self.group]).tolist()
+        return late
+
+    # Reading ---------------------------------------------------------------------------------
+
+    def moments(self, view: str, s: int) -> dict[str, Any]:
+        """`final`, `last5` and `best_val` of one federation in one view."""
+        own = slice(int(self.starts[s]), int(self.starts[s + 1]))
+        recent = np.stack(self.recent[view])[:, own]
+        best_round = self.best_round[view][np.unique(self.group[own])].tolist()
+        return {
+            "final": self._describe(recent[-1], own),
+            "last5": self._describe(recent.mean(axis=0), own),
+            "best_val": {
+                **self._describe(self.best[view][own], own),
+                "round": best_round if self.per_client else best_round[0],
+            },
+        }
+
+    def _describe(self, scores: FloatArray, own: slice) -> dict[str, Any]:
+        return {
+            split: describe(scores[:, i], self.counts[own, i]) for i, split in enumerate(SPLITS)
+        }
+
+    def current(self, s: int) -> dict[str, Any]:
+        """The latest scores of one federation in both views."""
+        own = slice(int(self.starts[s]), int(self.starts[s + 1]))
+        return {
+            view: self._describe(self.recent[view][-1][own], own)
+            for view in VIEWS
+            if self.recent[view]
+        }
+
+    # What a checkpoint holds -----------------------------------------------------------------
+
+    def tensors(self) -> Message:
+        return self.part(range(len(self.sizes)))
+
+    def part(self, federations: range) -> Message:
+        """The same of consecutive federations, as if they had run by themselves."""
+        own = slice(federations.start, federations.stop)
+        clients = slice(int(self.starts[own.start]), int(self.starts[own.stop]))
+        groups = clients if self.per_client else own
+        units = own if self.one_model else clients
+        saved: dict[str, Tensor] = {f"models/{n}": t[units] for n, t in self.models.items()}
+        saved["since"] = torch.from_numpy(self.since[groups])
+        for view in VIEWS:
+            saved[f"best/{view}"] = torch.from_numpy(self.best[view][clients])
+            saved[f"best_value/{view}"] = torch.from_numpy(self.best_value[view][groups])
+            saved[f"best_round/{view}"] = torch.from_numpy(self.best_round[view][groups])
+            for i, scores in enumerate(self.recent[view]):
+                saved[f"recent/{view}/{i}"] = torch.from_numpy(scores[clients])
+        return saved
+
+    def restore(self, tensors: Message, device: torch.device) -> None:
+        self.since = tensors["since"].numpy().copy()
+        prefix = "models/"
+        self.models = {
+            n.removeprefix(prefix): t.to(device) for n, t in tensors.items() if n.startswith(prefix)
+        }
+        for view in VIEWS:
+            self.best[view] = tensors[f"best/{view}"].numpy().copy()
+            self.best_value[view] = tensors[f"best_value/{view}"].numpy().copy()
+            self.best_round[view] = tensors[f"best_round/{view}"].numpy().copy()
+            count = sum(1 for name in tensors if name.startswith(f"recent/{view}/"))
+            self.recent[view] = [tensors[f"recent/{view}/{i}"].numpy() for i in range(count)]

@@ -1,0 +1,224 @@
+"""Every bound of the settings, the range of epochs, suggestions, and what recipes fill in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyphily.core.recipes import EXCEPTIONS, Recipe, fill
+from polyphily.core.settings import Settings, from_mapping, names
+from polyphily.errors import UserError
+from polyphily.nn.backbones import BACKBONES
+
+# name: (values on or within the bounds, values beyond them)
+BOUNDS: dict[str, tuple[list[float], list[float]]] = {
+    "rounds": ([1, 10_000], [0, -1]),
+    "hidden": ([1, 512], [0, -64]),
+    "layers": ([1, 64], [0, 65]),
+    "heads": ([1, 1024], [0, 1025]),
+    "hops": ([1, 1024], [0, 1025]),
+    "dropout": ([0.0, 0.5, 0.999], [-0.1, 1.0, 1.5]),
+    "input_dropout": ([0.0, 0.5, 0.999], [-0.1, 1.0, 1.5]),
+    "lr": ([1e-12, 0.01, 10.0], [0.0, -0.01]),
+    "weight_decay": ([0.0, 5e-4, 2.0], [-1e-9]),
+    "momentum": ([0.0, 0.9, 0.9999], [-0.1, 1.0]),
+    "clip": ([0.0, 1.0, 1e9], [-1.0]),
+    "participation": ([1e-9, 0.5, 1.0], [0.0, -0.5, 1.01]),
+    "failures": ([0.0, 0.5, 0.999], [-0.1, 1.0]),
+    "evaluate_every": ([1, 50], [0, -1]),
+    "patience": ([0, 20], [-1]),
+    "threads": ([0, 1, 1024], [-1, 1025]),
+    "batch": ([0, 1, 4096], [-1]),
+}
+CHOICES = {
+    "engine": ["stacked", "sequential", "flower"],
+    "selection": ["method", "federation", "client"],
+    "dtype": ["float32", "float64"],
+    "precision": ["float32", "tf32", "bf16"],
+    "optimizer": ["adam", "adamw", "sgd"],
+    "metric": ["accuracy", "auc"],
+}
+OPEN = {f.name for f in dataclasses.fields(Settings) if f.default is None}
+
+
+def refusal(**values: Any) -> str:
+    """The message that refuses these values; empty where they are taken."""
+    try:
+        from_mapping(values)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (good, _) in BOUNDS.items() for value in good]
+)
+def test_values_up_to_the_bounds_are_taken(name: str, value: float) -> None:
+    assert getattr(from_mapping({name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, (_, bad) in BOUNDS.items() for value in [*bad, math.nan, -math.inf]],
+)
+def test_values_beyond_the_bounds_are_refused_by_name(name: str, value: float) -> None:
+    message = refusal(**{name: value})
+    what = "out of bounds, give " if math.isfinite(value) else "not a "
+    assert message.startswith(f"{name.replace('_', '-')}: {value} is {what}")
+
+
+@pytest.mark.parametrize(("name", "choices"), CHOICES.items())
+def test_choices_are_taken_and_others_refused_with_a_suggestion(
+    name: str, choices: list[str]
+) -> None:
+    for choice in choices:
+        assert getattr(from_mapping({name: choice}), name) == choice
+        near = choice + "x"
+        if near not in choices:
+            message = refusal(**{name: near})
+            assert message.startswith(f"unknown {name} '{near}': did you mean '")
+    assert f"Known: {', '.join(sorted(choices))}" in refusal(**{name: "zzz"})
+
+
+def test_every_number_has_a_bound_and_every_word_a_choice() -> None:
+    """A new setting cannot be added unchecked; those listed are checked where they are used."""
+    elsewhere = {"epochs", "backbone", "device", "keep_optimizer", "dp", "secure_aggregation"}
+    elsewhere |= {"memory", "sample"}
+    assert set(BOUNDS) | set(CHOICES) | elsewhere == names()
+
+
+def test_the_defaults_are_within_bounds() -> None:
+    Settings().check()
+    assert from_mapping({}) == Settings()
+
+
+@pytest.mark.parametrize("name", sorted(OPEN))
+def test_what_is_left_open_is_taken(name: str) -> None:
+    assert getattr(from_mapping({name: None}), name) is None
+
+
+# Epochs ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10_000), st.integers(0, 10_000))
+def test_epochs_are_a_number_or_a_range(low: int, more: int) -> None:
+    assert Settings(epochs=low).epoch_range() == (low, low)
+    assert Settings(epochs=str(low)).epoch_range() == (low, low)
+    assert Settings(epochs=f"{low}-{low + more}").epoch_range() == (low, low + more)
+    assert from_mapping({"epochs": f"{low} - {low + more}"}).epoch_range() == (low, low + more)
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [0, -1, "0", "-3", "5-1", "0-3", "1-5-7", "", "-", "three", "1.5", 2.5, "1-b", "1–5", True],
+)
+def test_other_epochs_are_refused(epochs: Any) -> None:
+    message = refusal(epochs=epochs)
+    assert message == f"epochs: '{epochs}' is neither a positive number nor a range such as 1-5"
+
+
+def test_a_range_needs_both_ends() -> None:
+    assert refusal(epochs="3-")
+
+
+# Names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("round", "rounds"), ("drop_out", "dropout"), ("Epoch", "epochs")]
+)
+def test_a_wrong_name_brings_the_nearest(wrong: str, right: str) -> None:
+    message = refusal(**{wrong: 1})
+    assert message.startswith(f"unknown setting '{wrong}': did you mean '{right}'?")
+
+
+def test_settings_cannot_be_changed_in_passing() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().rounds = 5  # type: ignore[misc]
+
+
+# Users' mistakes that are not out of bounds ----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_text_for_a_number_is_a_users_error(name: str) -> None:
+    assert name.replace("_", "-") in refusal(**{name: "many"})
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_number_for_a_word_is_a_users_error(name: str) -> None:
+    assert name in refusal(**{name: 3})
+
+
+@pytest.mark.parametrize(
+    "name", ["rounds", "hidden", "layers", "heads", "hops", "evaluate_every", "patience"]
+)
+def test_fractions_of_whole_things_are_refused(name: str) -> None:
+    assert refusal(**{name: 2.5})
+
+
+@pytest.mark.parametrize("name", sorted(names() - OPEN - {"epochs"}))
+def test_none_is_refused_where_no_recipe_fills_it(name: str) -> None:
+    assert refusal(**{name: None})
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+def test_infinite_rates_are_refused(name: str) -> None:
+    assert refusal(**{name: math.inf})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("heads", 2000, "1024"),
+        ("hops", 2000, "1024"),
+        ("dropout", 0.9995, "0.999"),
+        ("momentum", 0.99995, "0.9999"),
+    ],
+)
+def test_a_refusal_names_the_bound_that_was_crossed(name: str, value: float, bound: str) -> None:
+    message = refusal(**{name: value}).partition("give ")[2]
+    assert not message or bound in message
+
+
+# Recipes ---------------------------------------------------------------------------------------
+
+kinds = st.sampled_from(["homophilic", "heterophilic", "synthetic", "fraud", "files", "other"])
+
+
+@given(kinds, st.sampled_from([None, *BACKBONES]), st.sampled_from(["accuracy", "auc"]))
+def test_a_filled_setting_leaves_nothing_open(kind: str, backbone: str | None, metric: str) -> None:
+    filled = fill(Settings(backbone=backbone), kind, metric)
+    assert all(getattr(filled, name) is not None for name in names())
+    assert filled.backbone in BACKBONES
+    assert filled.backbone == backbone or backbone is None
+    assert filled.metric == metric
+    filled.check()
+    assert fill(filled, "other", "auc") == filled
+
+
+@given(kinds)
+def test_what_the_user_says_wins(kind: str) -> None:
+    asked = Settings(
+        backbone="mlp",
+        hidden=7,
+        dropout=0.0,
+        input_dropout=0.25,
+        optimizer="sgd",
+        lr=0.5,
+        weight_decay=0.125,
+        keep_optimizer=False,
+        metric="auc",
+        rounds=3,
+    )
+    assert fill(asked, kind, "accuracy") == asked
+
+
+def test_recipes_are_for_backbones_that_exist_and_settings_that_are_open() -> None:
+    assert {f.name for f in dataclasses.fields(Recipe)} == OPEN - {"backbone", "metric"}
+    assert {backbone for _, backbone in EXCEPTIONS} <= set(BACKBONES)

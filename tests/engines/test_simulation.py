@@ -1,0 +1,172 @@
+"""The round loop: who takes part, what is refused, what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import polyphily
+from cases import assert_close, assert_same_bits, simulate, small_federation
+from polyphily.core.local import Local, Message, model_part
+from polyphily.engines.simulation import Trained
+from polyphily.errors import TrainingError, UserError
+from polyphily.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Poisoned(FedAvg):
+    """FedAvg in which some clients' updates become NaN from a round on."""
+
+    clients: tuple[int, ...] = (1,)
+    start: int = 1
+
+    def upload(self, local: Local) -> Message:
+        sent = super().upload(local)
+        if local.round_index < self.start:
+            return sent
+        spoiled = torch.tensor([key[1] in self.clients for key in local.cohort.keys])
+        name = "model/convs.0.weight"
+        sent[name] = torch.where(spoiled.view(-1, 1, 1), torch.nan, sent[name])
+        return sent
+
+
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_a_client_that_sends_nan_is_left_out_and_named(engine: str) -> None:
+    federation = small_federation()
+    simulation = simulate(Poisoned(), federation, 1, engine=engine)
+    before = {n: t.clone() for n, t in simulation.memory.items()}
+    report = simulation.advance()
+    assert report.refused == [[1]]
+    mean = model_part(simulation.states[0])["convs.1.weight"]
+    model = model_part(simulation.memory)["convs.1.weight"]
+    others = [0, 2, 3]
+    sizes = torch.tensor([federation.clients[k].num_nodes for k in others]).double()
+    expected = torch.einsum("k,kio->io", sizes / sizes.sum(), model[others])
+    torch.testing.assert_close(mean, expected)
+    for name, value in simulation.memory.items():
+        assert torch.equal(value[1], before[name][1]), "a refused client keeps its memory"
+    assert all(t.isfinite().all() for t in simulation.tensors().values())
+
+
+def test_all_clients_non_finite_is_an_error_that_keeps_the_last_good_model() -> None:
+    simulation = simulate(Poisoned(clients=(0, 1, 2, 3), start=2), small_federation(), 2)
+    good = {n: t.clone() for n, t in simulation.tensors().items()}
+    with pytest.raises(TrainingError, match=r"round 3.*every client"):
+        simulation.advance()
+    assert simulation.round == 2
+    assert_same_bits(good, simulation.tensors())
+
+
+def test_a_diverging_learning_rate_is_caught() -> None:
+    simulation = simulate("fedavg", small_federation(), 0, optimizer="sgd", lr=1e200)
+    with pytest.raises(TrainingError, match="not finite"):
+        simulation.advance()
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 8), (0.3, 2), (0.01, 1), (0.5, 4)])
+def test_participation_selects_a_share_anew_each_round(share: float, count: int) -> None:
+    simulation = simulate("fedavg", small_federation((5,) * 8), 0, participation=share)
+    rounds = [simulation.advance().selected[0] for _ in range(6)]
+    assert all(len(chosen) == count for chosen in rounds)
+    assert (len({tuple(chosen) for chosen in rounds}) > 1) == (share < 1)
+    again = simulate("fedavg", small_federation((5,) * 8), 0, participation=share)
+    assert [again.advance().selected[0] for _ in range(6)] == rounds
+
+
+def test_failures_take_a_share_of_the_selected_and_leave_their_memory() -> None:
+    simulation = simulate("fedavg", small_federation((5,) * 8), 1, failures=0.25)
+    before = {n: t.clone() for n, t in simulation.memory.items()}
+    report = simulation.advance()
+    failed = report.failed[0]
+    assert len(failed) == 2
+    for name, value in simulation.memory.items():
+        assert torch.equal(value[failed], before[name][failed])
+    assert report.bytes_up[0] == report.bytes_down[0] // 8 * 6 + 6 * 8
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    simulation = simulate("fedavg", small_federation(), 0, dtype="float32")
+    report = simulation.advance()
+    parameters = 6 * 8 + 8 + 8 * 3 + 3
+    assert report.bytes_down == [4 * 4 * parameters]
+    assert report.bytes_up == [4 * 4 * (parameters + 1)]
+
+
+def test_uneven_epochs_stop_each_client_after_its_own_steps() -> None:
+    federation = small_federation()
+    simulation = simulate("local", federation, 0, epochs="1-6")
+    steps = simulation._steps(range(4))
+    assert len(set(steps)) > 1
+    simulation.advance()
+    for k, count in enumerate(steps):
+        alone = simulate("local", federation, 1, epochs=count)
+        for name, value in simulation.memory.items():
+            torch.testing.assert_close(value[k], alone.memory[name][k])
+
+
+def test_kept_moments_change_the_next_round() -> None:
+    federation = small_federation()
+    kept = simulate("local", federation, 2, keep_optimizer=True, epochs=3)
+    fresh = simulate("local", federation, 2, keep_optimizer=False, epochs=3)
+    longer = simulate("local", federation, 1, keep_optimizer=False, epochs=6)
+    for name, value in model_part(kept.memory).items():
+        torch.testing.assert_close(value, model_part(longer.memory)[name])
+        assert not torch.allclose(value, model_part(fresh.memory)[name])
+
+
+def test_a_stopped_client_takes_no_part() -> None:
+    simulation = simulate("local", small_federation(), 1)
+    simulation.stopped = {2}
+    before = simulation.memory["model/convs.0.weight"].clone()
+    assert simulation.advance().selected == [[0, 1, 3]]
+    moved = (simulation.memory["model/convs.0.weight"] != before).flatten(1).any(dim=1)
+    assert moved.tolist() == [True, True, False, True]
+
+
+def test_groups_that_fit_into_memory_train_to_the_same_numbers() -> None:
+    federation = small_federation((9, 12, 7, 20, 5))
+    chosen = {"dropout": 0.5, "keep_optimizer": True}
+    whole = simulate("scaffold", federation, 3, **chosen)
+    assert whole._groups(range(5)) == [range(5)]
+    tight = simulate("scaffold", federation, 0, **chosen)
+    tight.memory_budget = 2 * tight._bytes_to_train[0]
+    assert len(tight._groups(range(5))) > 1
+    for _ in range(3):
+        tight.advance()
+    assert_close(whole.tensors(), tight.tensors(), 1e-12)
+    for view in ("received", "trained"):
+        found, expected = (s.predict(getattr(s, view)()) for s in (tight, whole))
+        torch.testing.assert_close(found, expected)
+    assert "x" not in vars(tight.cohort), "all clients' features were laid side by side"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GB", 8e9), ("500 mb", 5e8), ("1.5g", 1.5e9), ("20000", 2e4)]
+)
+def test_the_memory_of_training_may_be_bounded(text: str, size: float) -> None:
+    simulation = simulate("fedavg", small_federation((9, 12, 7)), 0, memory=text)
+    assert simulation.memory_budget == size
+
+
+@pytest.mark.parametrize("text", ["much", "0GB", "-1GB", "8PB", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="write 8GB"):
+        polyphily.Settings(memory=text).check()
+
+
+def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
+    simulation = simulate("fedavg", small_federation((6, 7)), 1, participation=0.5, failures=0.9)
+    before = {n: t.clone() for n, t in simulation.tensors().items()}
+    report = simulation.advance()
+    assert report.failed == report.selected
+    assert report.bytes_up == [0]
+    assert report.loss == [None]
+    assert_same_bits(before, simulation.tensors())
+
+
+def test_numbers_too_large_for_a_sum_are_finite_all_the_same() -> None:
+    huge = torch.full((2, 4), 3e38)
+    huge[1, 2] = torch.inf
+    assert Trained.of({"w": huge}, {}, torch.zeros(2), {}).look()[0] == [True, False]
