@@ -1,4 +1,4 @@
-"""Trials behind the default settings: FedAvg's validation score, one knob changed at a time.
+"""Trials behind the default settings: FedAvg's validation score, one setting changed at a time.
 
     python benchmarks/defaults.py --cells cora:louvain-capped:10 chameleon:metis:5 --backbones gcn
 
@@ -54,13 +54,13 @@ def main() -> None:
     args = parser.parse_args()
     began = time.monotonic()
     for cell in args.cells:
-        dataset, way, clients = cell.split(":")
+        dataset, partition, clients = cell.split(":")
         federations = [
             polyphily.load(
                 dataset,
-                partition=f"{args.partitions}/{dataset}-{way}-{clients}-{seed}.npz"
+                partition=f"{args.partitions}/{dataset}-{partition}-{clients}-{seed}.npz"
                 if args.partitions
-                else way,
+                else partition,
                 clients=int(clients),
                 seed=seed,
             )

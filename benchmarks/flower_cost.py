@@ -1,13 +1,17 @@
-"""What a round over Flower costs beside the training itself, and how much memory a site takes.
+"""Measure what a round over Flower costs in addition to training, and the memory of a site.
 
     python benchmarks/flower_cost.py --sites 3,10 --rounds 10
     python benchmarks/flower_cost.py --only masked
 
-For each number of sites: Polyphily's server and sites, training fedavg on small synthetic graphs,
-plain and with secure aggregation ("masked"); and a bare Flower app that sends a number and gets it
-back, on Flower's own SuperLink and nodes.
-Both with TLS and keys, all on this machine. A round's cost is its time less that of the slowest
-site's own work; memory is the resident size of all processes of a site, of which parts are shared.
+Three deployments are measured for each number of sites:
+
+- plain: Polyphily's server and sites, training fedavg on small synthetic graphs.
+- masked: the same with secure aggregation.
+- bare: a Flower app that sends a number and gets it back, on Flower's own SuperLink and nodes.
+
+All use TLS and keys, and run on this machine. The cost of a round is its time minus the time of the
+slowest site's training. Memory is the resident size of all processes of a site; parts of it are
+shared between processes.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ out = "{out}"
 
 
 def resident_mb(process: subprocess.Popen[bytes]) -> float:
-    """A process and all that it started, in MB."""
+    """Return the resident size of a process and all its descendants, in MB."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -87,10 +91,10 @@ def resident_mb(process: subprocess.Popen[bytes]) -> float:
                 parents[int(entry.name)] = int(fields[1])
             except OSError:
                 continue
-    family, grown = {process.pid}, True
-    while grown:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        family, grown = family | more, bool(more)
+    family, found = {process.pid}, {process.pid}
+    while found:
+        found = {child for child, parent in parents.items() if parent in family} - family
+        family |= found
     pages = 0
     for pid in family:
         try:
@@ -101,7 +105,7 @@ def resident_mb(process: subprocess.Popen[bytes]) -> float:
 
 
 def ours(sites: int, rounds: int, masked: bool = False) -> tuple[list[float], float]:
-    """Seconds of each round beside the sites' own training, and MB per site."""
+    """Return the seconds of each round without the sites' training, and MB per site."""
     data = load("csbm:nodes=200,features=32", clients=sites, seed=0)
     names = [graph.name for graph in data.clients]
     with tempfile.TemporaryDirectory() as name:
@@ -125,7 +129,7 @@ def ours(sites: int, rounds: int, masked: bool = False) -> tuple[list[float], fl
 
 
 def bare(sites: int, rounds: int) -> tuple[list[float], float]:
-    """The same for an app that does nothing."""
+    """Return the same for a Flower app that does nothing."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         port, out = loopback.free_port(), place / "seconds"

@@ -1,10 +1,10 @@
-"""Times every measure of heterogeneity on one graph of a million edges, and on ten parts of it.
+"""Time every measure of heterogeneity on one graph of a million edges, and on ten parts of it.
 
     OMP_NUM_THREADS=1 python benchmarks/measures.py
 
-A csbm graph of 100,000 nodes and degree 20 with 64 features, 10 % of the nodes in training; where
-clients are compared, ten random parts that keep all edges within them, a tenth of the graph's.
-Prints a table in Markdown: seconds of one processor, and the process's peak memory after each.
+The graph is a csbm graph of 100,000 nodes and degree 20 with 64 features and 10 % training nodes.
+Measures that compare clients get ten random parts of it, which keep a tenth of its edges. Prints a
+table in Markdown: processor seconds, and the peak memory of the process after each measure.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def measures(graph: Graph, rng: np.random.Generator) -> dict[str, Callable[[], o
         "spectral KL and W1 of two spectra": distances,
         "personalised PageRank to all train nodes": partial(pagerank.sent_to, graph, train, 0.15),
         "structure inertia score": partial(pagerank.structure_inertia_score, graph, train),
-        "what ten parts lose": partial(partition_loss, graph, nodes, [train[own] for own in nodes]),
+        "partition loss, ten parts": partial(
+            partition_loss, graph, nodes, [train[own] for own in nodes]
+        ),
         "degrees, density, clustering, components": partial(topology, graph),
         "neighbour distribution": partial(divergence.neighbour_distribution, graph, CLASSES),
         "neighbour divergence, ten parts": partial(

@@ -1,11 +1,12 @@
-"""What privacy costs: accuracy against epsilon on csbm, and the error of secure aggregation.
+"""Measure the cost of privacy: accuracy by epsilon on csbm, and the error of secure aggregation.
 
     python benchmarks/privacy.py            # both tables of docs/privacy.md, some minutes
     python benchmarks/privacy.py --part dp
     python benchmarks/privacy.py --part secure
 
-Accuracy is that of the last round on test nodes, in the method's own view: choosing a round by
-scores would tell of the scores. Error is measured on one aggregate, against the plain mean.
+Accuracy is that of the last round on test nodes, in the method's own view, since selecting a round
+by scores would reveal something about the scores. The error of secure aggregation is that of one
+aggregate, compared with the plain mean.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 import numpy as np
 
 import polyphily
-from polyphily.privacy.differential import Budget
+from polyphily.core.budget import Budget
 
 DATA = "csbm:homophily=0.5,gap=0.8,spread=even,nodes=400-800"
 NETWORK = {"backbone": "gcn", "hidden": 16, "layers": 2, "epochs": 3, "evaluate_every": 1000}

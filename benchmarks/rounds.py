@@ -1,9 +1,9 @@
-"""Times a round of the stacked engine against the sequential one, in one process and one run.
+"""Time a round of the stacked engine and of the sequential one, in one process.
 
     python benchmarks/rounds.py --dataset cora --partition louvain-capped --clients 10 20
 
-The figure is the median over rounds of broadcast, local training and aggregation, without scoring.
-Accuracy is printed beside it, so that a fast engine that learns something else would show.
+The time is the median over rounds of broadcast, local training and aggregation, without scoring.
+The accuracies are printed too, as a check that both engines learn the same.
 """
 
 from __future__ import annotations

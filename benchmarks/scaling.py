@@ -1,9 +1,9 @@
-"""Plots what a round costs against clients, nodes, edges and features, one changed at a time.
+"""Plot the time of a round over clients, nodes, edges and features, one changed at a time.
 
     python benchmarks/scaling.py --out scaling.svg [--device cuda]
 
-Each point is the median of rounds of FedAvg on GCN-64 (csbm graphs); lines of slope one on these
-axes are costs that follow the graph.
+Each point is the median over rounds of FedAvg on GCN-64 and csbm graphs. A line of slope one means
+that the cost is proportional to the size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 import polyphily
 from polyphily.bench.suite import GCN
-from polyphily.bench.timing import WARM_UP, simulation_of
+from polyphily.bench.timing import WARM_UP, make_simulation
 
 BASE = {"clients": 10, "nodes": 1000, "degree": 10, "features": 64}
 STEPS = {
@@ -26,13 +26,13 @@ STEPS = {
     "degree": (2, 5, 10, 20, 50),
     "features": (8, 32, 128, 512),
 }
-LABELS = {"nodes": "nodes of a client", "degree": "edges of a node"}
+LABELS = {"nodes": "nodes per client", "degree": "edges per node"}
 
 
 def seconds(device: str, rounds: int, clients: int, **graph: int) -> float:
     options = ",".join(f"{name}={value}" for name, value in graph.items())
     federation = polyphily.load(f"csbm:{options}", clients=clients)
-    simulation = simulation_of([federation], "fedavg", {**GCN, "device": device})
+    simulation = make_simulation([federation], "fedavg", {**GCN, "device": device})
     found = [simulation.advance().seconds for _ in range(WARM_UP + rounds)]
     return statistics.median(found[WARM_UP:])
 
@@ -54,7 +54,7 @@ def main() -> None:
         axis.set_xlabel(LABELS.get(name, name))
         axis.grid(alpha=0.3)
         print(name, dict(zip(values, (round(c, 2) for c in cost), strict=True)), flush=True)
-    axes[0].set_ylabel("ms a round")
+    axes[0].set_ylabel("ms per round")
     figure.savefig(args.out)
 
 

@@ -1,6 +1,6 @@
-"""The hot paths of a round, one by one: pytest benchmarks/test_hot_paths.py
+"""Benchmarks of the hot paths of a round: pytest benchmarks/test_hot_paths.py
 
-Ratios between them, and between two commits on one machine, are what these are for.
+Compare them with each other, or between two commits on one machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import polyphily
-from polyphily.bench.timing import simulation_of
+from polyphily.bench.timing import make_simulation
 from polyphily.core.cohort import Cohort
 from polyphily.core.metrics import Evaluator
 from polyphily.core.optimizers import Optimizer, OptimizerSpec, initial_state
@@ -26,7 +26,7 @@ Benchmark = Callable[..., Any]
 @cache
 def cohort(dataset: str = "csbm:nodes=500,features=128,degree=10", clients: int = 10) -> Cohort:
     federation = polyphily.load(dataset, clients=clients)
-    return simulation_of([federation], "fedavg", {"backbone": "gcn", "hidden": HIDDEN}).cohort
+    return make_simulation([federation], "fedavg", {"backbone": "gcn", "hidden": HIDDEN}).cohort
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_scores(benchmark: Benchmark) -> None:
 )
 def test_round(benchmark: Benchmark, method: str) -> None:
     federation = polyphily.load("csbm:nodes=200,features=64", clients=5)
-    simulation = simulation_of([federation], method, {"backbone": "acm-gcn", "hidden": HIDDEN})
+    simulation = make_simulation([federation], method, {"backbone": "acm-gcn", "hidden": HIDDEN})
     for _ in range(2):
         simulation.advance()
     benchmark.pedantic(simulation.advance, rounds=10)  # type: ignore[attr-defined]

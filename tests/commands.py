@@ -16,7 +16,7 @@ from polyphily.cli import main
 
 @dataclass
 class Answer:
-    """What a command line said."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -34,7 +34,7 @@ Cli = Callable[..., Answer]
 def caller(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Cli:
-    """Calls `polyphily` with arguments, in a folder."""
+    """Return a function that runs `polyphily` with some arguments, in a folder."""
     monkeypatch.chdir(folder)
     monkeypatch.delenv("POLYPHILY_DEBUG", raising=False)
 
@@ -43,7 +43,7 @@ def caller(
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
             main()
-        said = capsys.readouterr()
-        return Answer(int(caught.value.code or 0), said.out, said.err)
+        printed = capsys.readouterr()
+        return Answer(int(caught.value.code or 0), printed.out, printed.err)
 
     return call

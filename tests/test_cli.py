@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,13 @@ from rich.console import Console
 import polyphily
 from commands import Answer, Cli, caller
 from polyphily.cli import main, terminal
-from polyphily.core.method import load_all
+from polyphily.core.method import METHODS
+from polyphily.core.metrics import METRICS, register_metric
 from polyphily.core.settings import Settings
 from polyphily.graphs.datasets import DATASETS
 from polyphily.graphs.partitions import PARTITIONS, Partition
 from polyphily.nn.backbones import BACKBONES
+from polyphily.registry import Registry
 
 TINY = ["--dataset", "csbm:nodes=60,features=8", "--clients", "3"]
 QUICK = [*TINY, "--rounds", "3", "--epochs", "1", "--backbone", "gcn", "--hidden", "8"]
@@ -33,7 +37,7 @@ DIVERGES = ["--optimizer", "sgd", "--lr", "1e4", "--weight-decay", "1", "--round
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in this process, in a folder of its own."""
+    """Return a function that runs a command in this process, in a folder of its own."""
     monkeypatch.setenv("COLUMNS", "200")
     return caller(tmp_path, monkeypatch, capsys)
 
@@ -55,7 +59,7 @@ def models(folder: Path) -> dict[str, bytes]:
 
 
 def assert_refused(answer: Answer, *words: str, status: int = 2) -> None:
-    """One message on standard error, and nothing else."""
+    """Assert that there is one error message on standard error, and nothing else."""
     assert answer.status == status
     assert answer.out == ""
     message = answer.err[answer.err.index("error: ") :]
@@ -72,17 +76,17 @@ def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
     script = """
 import sys
 from polyphily.cli import app
-for words in ([], ["run"], ["compare"], ["demo"], ["methods"], ["datasets"], ["partitions"]):
+for name in ("", "run", "compare", "demo", "methods", "datasets", "partitions", "metrics"):
     try:
-        app([*words, "--help"])
+        app([*filter(None, [name]), "--help"])
     except SystemExit as stop:
-        assert not stop.code, words
+        assert not stop.code, name
 heavy = {"torch", "torch_geometric", "numpy", "scipy", "pandas", "sklearn", "networkx"}
 print(sorted(heavy & sys.modules.keys()), file=sys.stderr)
 """
     answer = in_process_of_its_own("-c", script, cwd=tmp_path)
     assert answer.err.strip() == "[]"
-    assert answer.out.count("Usage:") == 7
+    assert answer.out.count("Usage:") == 8
 
 
 def test_every_setting_is_a_flag(cli: Cli) -> None:
@@ -375,10 +379,11 @@ def test_scores_that_do_not_exist_are_dashes(metric: str, cli: Cli, tmp_path: Pa
 # Listings --------------------------------------------------------------------------------------
 
 LISTINGS = {
-    "methods": lambda: load_all().keys(),
+    "methods": lambda: METHODS.keys(),
     "datasets": lambda: DATASETS.keys(),
     "partitions": lambda: PARTITIONS.keys(),
     "backbones": lambda: BACKBONES.keys(),
+    "metrics": lambda: METRICS.keys(),
 }
 
 
@@ -392,6 +397,93 @@ def test_listings_name_everything_there_is(listing: str, cli: Cli) -> None:
     assert {row["name"] for row in rows} == names
     assert all(row.get("summary", row.get("title")) for row in rows)
     assert plain.err == data.err == ""
+
+
+def test_metrics_tells_what_they_need_and_whether_they_select(cli: Cli) -> None:
+    with METRICS.restored():
+        register_metric("theirs", title="Their own", selects=False)(METRICS["accuracy"].function)
+        rows = {row["name"]: row for row in json.loads(cli("metrics", "--json").out)}
+        assert (rows["auc"]["classes"], rows["auc"]["selects"]) == (2, True)
+        assert rows["theirs"] == {
+            "name": "theirs",
+            "title": "Their own",
+            "summary": rows["accuracy"]["summary"],
+            "classes": None,
+            "selects": False,
+        }
+        lines = cli("metrics").out.splitlines()
+    row = next(line for line in lines if line.startswith("theirs "))
+    assert row.split()[:3] == ["theirs", "Their", "own"]
+    assert row.split()[-2:] == ["any", "no"]
+
+
+# Plug-ins --------------------------------------------------------------------------------------
+
+PLUGINS: dict[str, Registry[Any]] = {
+    "methods": METHODS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "backbones": BACKBONES,
+    "metrics": METRICS,
+}
+
+
+def install(monkeypatch: pytest.MonkeyPatch, registry: Registry[Any], load: Any) -> None:
+    """Make a package 'acme' with one plug-in appear as installed and not loaded yet."""
+    point = SimpleNamespace(name="mine", load=load, dist=SimpleNamespace(name="acme"))
+    monkeypatch.setattr(
+        "polyphily.registry.entry_points",
+        lambda *, group: [point] if group == registry.group else [],
+    )
+    monkeypatch.setattr(registry, "_loaded", False)
+
+
+@pytest.mark.parametrize("listing", PLUGINS)
+def test_listings_name_plug_ins(listing: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = PLUGINS[listing]
+    entry = next(iter(registry.values()))
+    if listing == "datasets":
+        entry = dataclasses.replace(entry, name="theirs")
+    with registry.restored():
+        install(monkeypatch, registry, lambda: registry.add("theirs", entry))
+        answer = cli(listing)
+        assert (answer.status, answer.err) == (0, "")
+        assert "theirs" in answer.out.split()
+        assert "theirs" in [row["name"] for row in json.loads(cli(listing, "--json").out)]
+
+
+@pytest.mark.parametrize("listing", PLUGINS)
+def test_a_broken_plug_in_is_one_line_on_standard_error(
+    listing: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ImportError("no module named '[bold]jax[/bold]'\nfor a long reason " + 200 * "x")
+
+    registry = PLUGINS[listing]
+    with registry.restored():
+        install(monkeypatch, registry, fail)
+        shown = warnings.showwarning
+        answer = cli(listing, "--json")
+        again = cli(listing)
+    assert warnings.showwarning is shown
+    assert (answer.status, again.status, again.err) == (0, 0, "")
+    assert answer.err == (
+        f"warning: {registry.kind} plug-in 'mine' of the package 'acme' is skipped: "
+        "ImportError: no module named '[bold]jax[/bold]'\n"
+    )
+    assert json.loads(answer.out)
+
+
+def test_other_warnings_are_shown_as_python_shows_them(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn() -> None:
+        warnings.warn("beware", UserWarning, stacklevel=1)
+
+    with METHODS.restored():
+        install(monkeypatch, METHODS, warn)
+        with pytest.warns(UserWarning, match="beware"):
+            assert cli("methods").err == ""
 
 
 def test_datasets_tells_which_files_are_there(
@@ -409,9 +501,9 @@ def test_datasets_tells_which_files_are_there(
     assert str(tmp_path / "data") in cli("datasets").out
 
 
-@pytest.mark.parametrize("name", sorted(load_all()))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_is_shown(name: str, cli: Cli) -> None:
-    method = load_all()[name]
+    method = METHODS[name]
     plain, data = cli("methods", "show", name.upper()), cli("methods", "show", name, "--json")
     assert (plain.status, data.status) == (0, 0)
     facts = json.loads(data.out)
@@ -426,9 +518,24 @@ def test_a_method_is_shown(name: str, cli: Cli) -> None:
         if parameter["paper"] is not None:
             assert f"paper: {parameter['paper']}" in plain.out
     for row in (*facts["uploaded"], *facts["downloaded"]):
-        assert row["name"] in plain.out
+        assert f"    {row['name']}  " in plain.out
+        assert row["shape"] in plain.out
+        assert row["meaning"] in plain.out
+    refusal = facts["secure_aggregation"]["why_not"]
+    assert refusal is None or plain.out.count(refusal) == 1
     assert bool(facts["uploaded"]) == (name != "local")
     assert plain.out.startswith(name)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_fits_a_narrow_terminal(
+    name: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    answer, data = cli("methods", "show", name), cli("methods", "show", name, "--json")
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+    for row in (*json.loads(data.out)["uploaded"], *json.loads(data.out)["downloaded"]):
+        assert f"    {row['name']}  " in answer.out
 
 
 # Configuration files ---------------------------------------------------------------------------
@@ -530,3 +637,13 @@ def test_the_demonstration_runs(cli: Cli, tmp_path: Path) -> None:
         assert summary["rounds"] == 2
         assert summary["partition"]["clients"] == 10
     assert {path.name for path in (tmp_path / "demo").iterdir()} == {*found, "report.html"}
+
+
+def test_without_a_report_nothing_is_recorded_for_one(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --no-report the module that gathers what a page shows is not even imported."""
+    monkeypatch.delitem(sys.modules, "polyphily.report.evidence", raising=False)
+    assert cli("run", "fedavg", *QUICK, "--no-report", "--out", "run").status == 0
+    assert "polyphily.report.evidence" not in sys.modules
+    assert not (tmp_path / "run" / "collaboration.jsonl").exists()

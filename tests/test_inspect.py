@@ -34,12 +34,12 @@ PAIRS = {"spectral_kl", "neighbour_divergence", "label_divergence"}
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in this process, in a folder of its own."""
+    """Return a function that runs a command in this process, in a folder of its own."""
     return caller(tmp_path, monkeypatch, capsys)
 
 
 def write_site(folder: Path, *, labels: str = "ab", nodes: int = 30) -> None:
-    """A folder with a client's nodes and edges; every third node has no label."""
+    """Write a folder with a client's nodes and edges; every third node has no label."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(len(folder.name))
     rows = ["id,label,x,y"]
@@ -146,7 +146,7 @@ def test_a_run_folder(cli: Cli, tmp_path: Path) -> None:
 def test_a_run_of_fedgsp_has_filters(cli: Cli) -> None:
     assert cli("run", "fedgsp", *TINY, "--rounds", "2", "--out", "here").status == 0
     trained = cli("inspect", "here", "--json").json()["trained"]
-    assert trained["network"] == "UniFilter"
+    assert trained["network"] == "unifilter"
     assert np.array(trained["responses"]).shape == (3, len(trained["frequencies"]))
     assert "filter response" in cli("inspect", "here").out
 

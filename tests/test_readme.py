@@ -11,20 +11,20 @@ import pytest
 import typer
 
 from polyphily.cli import app
-from polyphily.core.method import load_all
+from polyphily.core.method import METHODS
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def blocks(*languages: str) -> list[str]:
-    """The fenced blocks in one of these languages."""
+    """Return the fenced blocks in one of these languages."""
     text = README.read_text(encoding="utf-8") if README.exists() else ""
     found = re.findall(r"^```(\w+)[^\n]*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     return [code for language, code in found if language in languages]
 
 
 def command_lines() -> list[str]:
-    """Every `polyphily …` in the shell blocks, without prompt, comment and variables."""
+    """Return every `polyphily …` in the shell blocks, without prompt, comment and variables."""
     found = []
     for block in blocks("sh", "bash", "console", "shell"):
         for line in block.replace("\\\n", " ").splitlines():
@@ -38,7 +38,7 @@ def command_lines() -> list[str]:
 
 
 def parse(words: list[str]) -> dict[str, Any]:
-    """What a command line asks for, without doing it."""
+    """Return the parameters of a command line, without running it."""
     rest = [word for word in words if word not in ("-h", "--help", "--version")]
     command: Any = typer.main.get_command(app)
     context = None
@@ -73,7 +73,7 @@ def test_a_command_line_parses(line: str | None) -> None:
     asked = parse(words)
     named = asked.get("methods") or [asked.get("method") or asked.get("name")]
     for name in filter(None, named if words[0] in ("run", "compare", "methods") else []):
-        assert name.lower() in load_all()
+        assert name.lower() in METHODS
 
 
 @pytest.mark.parametrize(

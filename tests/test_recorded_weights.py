@@ -113,10 +113,10 @@ def arguments(form: str, folder: Path) -> list[str]:
     method, options = FORMS[form]
     flags = ["run", method, "--dataset", CSBM, "--clients", str(LOADS[CSBM]["clients"])]
     flags += ["--seed", "0", "--no-report", "--out", str(folder)]
-    settings = {**SETTINGS, "epochs": options.get("epochs", SETTINGS["epochs"])}
-    flags += [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    chosen = {n: v for n, v in options.items() if n != "epochs"}
-    return flags + [text for n, v in chosen.items() for text in ("--set", f"{n}={v}")]
+    for name, value in {**SETTINGS, **options}.items():
+        known = name in {*SETTINGS, "optimizer", "lr"}
+        flags += [f"--{name}", str(value)] if known else ["--set", f"{name}={value}"]
+    return flags
 
 
 def models_in(folder: Path) -> Prints:

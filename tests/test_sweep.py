@@ -39,11 +39,11 @@ def test_a_grid_is_run_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedgsp"])
+@pytest.mark.parametrize(("method", "backbone"), [("fedavg", "gcn"), ("fedgsp", "unifilter")])
 def test_points_in_one_pass_are_the_runs_they_would_be(
-    method: str, capsys: pytest.CaptureFixture[str]
+    method: str, backbone: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = [*DATA, "--rounds", "3", "--seeds", "0,1", "--backbone", "gcn"]
+    data = [*DATA, "--rounds", "3", "--seeds", "0,1", "--backbone", backbone]
     rates = ("0.003", "0.01", "0.03")
     track = ["--track", "tensorboard"]
     vary = ["--vary", f"lr={','.join(rates)}"]
@@ -133,7 +133,7 @@ def test_a_point_that_diverges_does_not_take_the_others_down(
     heard = capsys.readouterr()
     assert [row["config"]["lr"] for row in json.loads(heard.out)] == [0.01, 0.1]
     assert "not finite" in heard.err
-    assert "1 of 3 runs could not go on: s/fedavg/lr-1e30" in heard.err
+    assert "1 of 3 runs failed: s/fedavg/lr-1e30" in heard.err
     assert call("sweep", "fedavg", *vary[:1], "lr=1e30", *vary[2:], *TINY) == 1
     assert "not finite" in capsys.readouterr().err
 
@@ -155,7 +155,7 @@ def test_what_is_finished_is_not_run_again(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_other_runs_are_set_aside_and_left_out_of_figures() -> None:
-    from polyphily.report.runs import find
+    from polyphily.report.runs import read_runs
 
     assert call("sweep", "local", "--vary", "lr=0.01,0.1", "--out", "s", *TINY) == 0
     assert call("sweep", "local", "--vary", "lr=0.01", "--out", "s", *DATA, "--rounds", "3") == 0
@@ -164,7 +164,7 @@ def test_other_runs_are_set_aside_and_left_out_of_figures() -> None:
         "lr-0.01.before-1",
         "lr-0.1",
     ]
-    rounds = {run.config["lr"]: run.summary["rounds"] for run in find([Path("s")])}
+    rounds = {run.config["lr"]: run.summary["rounds"] for run in read_runs([Path("s")])}
     assert rounds == {0.01: 3, 0.1: 2}
 
 

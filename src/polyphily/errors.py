@@ -1,4 +1,4 @@
-"""What Polyphily raises: one kind for a user's mistake, one for a run that failed."""
+"""The exceptions of Polyphily: one for a mistake of the user, one for a run that failed."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Iterable
 
 
 class PolyphilyError(Exception):
-    """Base of everything this package raises on purpose. The message is written for a person."""
+    """The base class of all exceptions of this package. The message is written for users."""
 
     exit_status = 1
 
 
 class UserError(PolyphilyError):
-    """Something the user can mend: a wrong name, a damaged file, a request that cannot be met."""
+    """A problem that the user can fix: a wrong name, a damaged file, an impossible request."""
 
     exit_status = 2
 
 
 class TrainingError(PolyphilyError):
-    """A run that could not go on although the request was sound."""
+    """A run that failed although the request was valid."""
 
 
 class Diverged(TrainingError):
-    """No client of a federation sent finite numbers.
+    """A run in which no client of a federation sent finite numbers.
 
     Attributes:
-        federation: its place among those that run side by side.
+        federation: its position among the federations that run side by side.
     """
 
     def __init__(self, message: str, federation: int) -> None:
@@ -35,7 +35,7 @@ class Diverged(TrainingError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """An error for a name that does not exist, naming the nearest that does.
+    """Return an error for an unknown name, which suggests the most similar known one.
 
     >>> str(unknown("method", "fedavgg", ["fedavg", "local"]))
     "unknown method 'fedavgg': did you mean 'fedavg'? Known: fedavg, local"
@@ -47,7 +47,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def missing_package(package: str, extra: str, purpose: str, otherwise: str = "") -> UserError:
-    """An error for an optional package that is not installed, with the command that brings it."""
+    """Return an error for an optional package that is missing, with the command to install it."""
     hint = f" {otherwise}" if otherwise else ""
     return UserError(
         f"{purpose} needs the package '{package}', which is not installed: "

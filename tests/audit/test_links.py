@@ -21,8 +21,8 @@ from polyphily.audit.links import (
     audit,
     chance_either_way,
     cosines,
+    draw_pairs,
     sent_parameters,
-    trial,
     two_means,
 )
 from polyphily.core.method import create
@@ -74,15 +74,15 @@ def test_cosines_of_dense_and_sparse_rows() -> None:
 
 def test_a_trial_is_half_edges() -> None:
     graph = random_graph(40, density=0.2)
-    found = trial(graph, seed=0, client=0)
+    found = draw_pairs(graph, seed=0, client=0)
     assert found is not None
     pairs, linked = found
     edges = {(a, b) for a, b in graph.edges.T.tolist()}
     assert [tuple(pair) in edges for pair in pairs.T.tolist()] == linked.tolist()
     assert linked.sum() * 2 == len(linked) == 2 * graph.num_edges
-    assert trial(replace(graph, edges=graph.edges[:, :0]), seed=0, client=0) is None
+    assert draw_pairs(replace(graph, edges=graph.edges[:, :0]), seed=0, client=0) is None
     complete = random_graph(6, density=1.0)
-    assert trial(complete, seed=0, client=0) is None
+    assert draw_pairs(complete, seed=0, client=0) is None
 
 
 def test_representations_that_show_the_edges_are_seen_through() -> None:
@@ -91,7 +91,7 @@ def test_representations_that_show_the_edges_are_seen_through() -> None:
     graph = replace(
         random_graph(20, density=0), edges=np.array(edges + [(b, a) for a, b in edges]).T
     )
-    found = trial(graph, seed=0, client=0)
+    found = draw_pairs(graph, seed=0, client=0)
     assert found is not None
     sides = np.eye(2)[(np.arange(20) >= 10).astype(int)]
     seen = attack(sides, *found)

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from polyphily import load
 from polyphily.bench import suite
 from polyphily.bench.geometric import Loop
-from polyphily.bench.roofline import Machine, Work, measure, work_of
-from polyphily.bench.timing import PLAIN, WARM_UP, compare, in_turn, simulation_of
+from polyphily.bench.roofline import Machine, Work, count_work, measure
+from polyphily.bench.timing import PLAIN, WARM_UP, compare, make_simulation, time_rounds
 from polyphily.cli import app
-from polyphily.core.local import model_part
+from polyphily.core.messages import model_part
 from polyphily.graphs.loading import Federation
 
 NAMES = {
@@ -33,7 +33,7 @@ def federation() -> Federation:
 
 def test_the_plain_loop_trains_what_the_engine_trains() -> None:
     data = federation()
-    simulation = simulation_of([data], "fedavg", {**PLAINLY, "keep_optimizer": True, "lr": 0.01})
+    simulation = make_simulation([data], "fedavg", {**PLAINLY, "keep_optimizer": True, "lr": 0.01})
     loop = Loop(data, hidden=8, epochs=2, lr=0.01, dropout=(0.0, 0.0))
     start = model_part(simulation.states[0])
     loop.state = {
@@ -52,7 +52,7 @@ def test_the_plain_loop_trains_what_the_engine_trains() -> None:
 def test_engines_take_turns_and_the_first_rounds_do_not_count() -> None:
     calls: list[str] = []
     engines = {name: lambda name=name: calls.append(name) for name in ("a", "b")}
-    seconds = in_turn(engines, 4, every={"b": 2})
+    seconds = time_rounds(engines, 4, every={"b": 2})
     assert len(seconds["a"]) == 4
     assert 0 < len(seconds["b"]) < 4
     assert calls[: 2 * WARM_UP] == ["a", "b"] * WARM_UP
@@ -79,7 +79,7 @@ def test_the_least_time_is_that_of_what_takes_longer() -> None:
 def test_work_grows_with_steps_width_and_clients() -> None:
     def work(clients: int = 3, **options: object) -> Work:
         data = load("csbm:nodes=60,features=7", clients=clients)
-        return work_of(simulation_of([data], "fedavg", {**PLAINLY, **options}))
+        return count_work(make_simulation([data], "fedavg", {**PLAINLY, **options}))
 
     base = work()
     broadcast = 3 * 4 * 3 * (7 * 8 + 8 + 8 * 2 + 2)

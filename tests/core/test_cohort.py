@@ -272,9 +272,9 @@ def test_what_is_computed_once_is_kept_per_cohort_and_key() -> None:
         calls.append(len(of))
         return sum(calls)
 
-    assert cohort.once("a", count) == cohort.once("a", count) == 2
-    assert cohort.once(("a", 1), count) == 4
-    assert cohort.take([1]).once("a", count) == 5
+    assert cohort.cached("a", count) == cohort.cached("a", count) == 2
+    assert cohort.cached(("a", 1), count) == 4
+    assert cohort.take([1]).cached("a", count) == 5
     assert calls == [2, 2, 1]
 
 
@@ -286,10 +286,10 @@ def test_what_is_computed_of_each_graph_is_kept_in_every_cohort_with_it() -> Non
         seen.append(graph.num_nodes)
         return graph.num_nodes
 
-    assert cohort.take([2, 0]).of_each("size", size) == [6, 4]
-    assert cohort.of_each("size", size) == [4, 5, 6]
-    assert cohort.take([1, 2]).of_each("size", size) == [5, 6]
-    assert cohort.repeated(2).of_each("size", size) == [4, 5, 6, 4, 5, 6]
+    assert cohort.take([2, 0]).cached_per_graph("size", size) == [6, 4]
+    assert cohort.cached_per_graph("size", size) == [4, 5, 6]
+    assert cohort.take([1, 2]).cached_per_graph("size", size) == [5, 6]
+    assert cohort.repeated(2).cached_per_graph("size", size) == [4, 5, 6, 4, 5, 6]
     assert seen == [6, 4, 5]
 
 

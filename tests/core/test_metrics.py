@@ -14,7 +14,19 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 
 from builders import CPU, mask_at, random_graphs
-from polyphily.core.metrics import METRICS, SPLITS, Evaluator, auc, describe, from_confusion
+from polyphily.core.metrics import (
+    METRICS,
+    SPLITS,
+    Evaluator,
+    Predictions,
+    auc,
+    check_metric,
+    check_score_axis,
+    describe,
+    from_confusion,
+    register_metric,
+)
+from polyphily.errors import UserError
 from polyphily.graphs.graph import UNLABELLED, Graph, Masks
 from polyphily.nn.segments import Segments
 
@@ -128,6 +140,87 @@ def test_the_area_is_only_for_two_classes() -> None:
     graphs = random_graphs([20, 20], classes=3)
     scores = Evaluator(graphs, 3, CPU).scores(coarse_logits(40, 3, 0))
     assert scores[:, :, METRICS.index("auc")].isnan().all()
+
+
+# Metrics of others -----------------------------------------------------------------------------
+
+
+def balanced_accuracy(predictions: Predictions) -> Tensor:
+    recall = predictions.confusion.diagonal(dim1=1, dim2=2) / predictions.confusion.sum(dim=2)
+    return recall.nanmean(dim=1).float()
+
+
+def test_another_metric_is_scored_after_our_own() -> None:
+    graphs = random_graphs([20, 30])
+    logits = coarse_logits(50, 3, 0)
+    before = Evaluator(graphs, 3, CPU).scores(logits)
+    with METRICS.restored():
+        register_metric("Balanced_Accuracy", title="balanced accuracy")(balanced_accuracy)
+        register_metric("a_first", classes=2)(balanced_accuracy)
+        assert list(METRICS)[4:] == ["a_first", "balanced_accuracy"]
+        assert len(METRICS) == 6
+        assert METRICS.index("balanced_accuracy") == 5
+        scores = Evaluator(graphs, 3, CPU).scores(logits)
+        found = describe(scores[:, 1].numpy(), np.ones(2))
+    assert scores.dtype == torch.float64
+    torch.testing.assert_close(scores[:, :, :4], before, rtol=0, atol=0, equal_nan=True)
+    assert scores[:, :, 4].isnan().all()  # it needs two classes
+    assert "a_first" not in found
+    nodes = np.flatnonzero(graphs[0].masks.test)
+    labels, predicted = graphs[0].labels[nodes], logits[nodes].argmax(dim=1).numpy()
+    recalls = [float((predicted[labels == c] == c).mean()) for c in np.unique(labels)]
+    assert found["balanced_accuracy_per_client"][0] == pytest.approx(np.mean(recalls), rel=1e-6)
+
+
+def test_the_confusion_matrix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(
+        "polyphily.core.metrics.from_confusion",
+        lambda confusion: calls.append(confusion) or from_confusion(confusion),
+    )
+    Evaluator(random_graphs([20, 30]), 3, CPU).scores(coarse_logits(50, 3, 0))
+    assert len(calls) == len(SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda predictions: predictions.labels.double(), "returned shape ("),
+        (lambda predictions: predictions.averages[0].mean(), "returned shape ()"),
+        (lambda predictions: 0.5, "returned 0.5"),
+    ],
+)
+def test_a_metric_must_return_one_value_per_client(wrong: object, words: str) -> None:
+    with METRICS.restored():
+        register_metric("wrong")(wrong)  # type: ignore[arg-type]
+        evaluator = Evaluator(random_graphs([20, 30]), 3, CPU)
+        with pytest.raises(UserError, match="metric 'wrong'") as caught:
+            evaluator.scores(coarse_logits(50, 3, 0))
+    assert words in str(caught.value)
+    assert "one value per client, of shape (2,)" in str(caught.value)
+
+
+def test_titles_are_for_reports() -> None:
+    titles = [metric.title for metric in METRICS.values()]
+    assert titles == ["accuracy", "macro F1", "weighted F1", "AUC"]
+    assert all(metric.selects for metric in METRICS.values())
+
+
+def test_a_metric_is_refused_for_another_number_of_classes() -> None:
+    check_metric("auc", 2, "cora")
+    check_metric("f1_macro", 7, "cora")
+    with pytest.raises(UserError, match=r"^metric auc needs two classes, cora has 7$"):
+        check_metric("auc", 7, "cora")
+    with METRICS.restored():
+        register_metric("triple", classes=3)(balanced_accuracy)
+        with pytest.raises(UserError, match=r"^metric triple needs 3 classes, cora has 7$"):
+            check_metric("triple", 7, "cora")
+
+
+def test_stored_scores_of_other_metrics_are_refused() -> None:
+    check_score_axis(len(METRICS), "runs/a")
+    with pytest.raises(UserError, match=r"^runs/a has scores of 5 metrics, but 4 are registered"):
+        check_score_axis(5, "runs/a")
 
 
 # The area under the curve ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Training on sampled neighbourhoods: equal to full batches where all is drawn, else unbiased."""
+"""Training on sampled neighbourhoods: equal to full batches if all is drawn, else unbiased."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from builders import random_graphs
-from cases import assert_close, federation_of, simulate, small_federation, weights_of
-from polyphily.core.cohort import Cohort
-from polyphily.core.method import create, load_all
-from polyphily.core.sampling import Neighbours, Sampling, lowest, parse
+from cases import (
+    assert_close,
+    federation_of,
+    simulate,
+    small_federation,
+    usual_backbone,
+    weights_of,
+)
+from polyphily.core.cohort import Cohort, TrainingGraph
+from polyphily.core.method import METHODS, create
+from polyphily.core.sampling import Neighbours, Sampling, check_sampling, lowest
 from polyphily.core.settings import Settings
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph, Masks
+from polyphily.nn.backbones import BACKBONES
 from polyphily.runs.run import run
 
 ALL, FEW = {"sample": "99,99", "batch": 1000}, {"sample": "2,1", "batch": 3}
-NEAR = ("gcn", "sage", "gat", "acm-gcn", "mlp")
+NEAR = tuple(name for name, backbone in BACKBONES.items() if backbone.local_reach)
 OTHER_FORMS = {"scaffold": {"option": "II"}, "fedspa": {"sfpd": False}}
 OTHER_FORMS["s2fgl"] = {"nlir": False, "fgma": False}
 WHOLE = ("fedath", "fedgsp", "fedhero", *OTHER_FORMS)
@@ -47,13 +55,13 @@ def test_all_neighbours_of_all_train_nodes_are_a_full_batch(backbone: str, spars
         assert_close(weights_of(whole), weights_of(sampled), 1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(load_all()))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_trains_on_samples_or_says_why_not(name: str) -> None:
     method = create(name)
     federation = small_federation()
     if name in WHOLE:
         with pytest.raises(UserError, match=f"--sample: {name} needs whole graphs"):
-            run(method, federation, rounds=1, backbone="gcn", **FEW)
+            run(method, federation, rounds=1, backbone=usual_backbone(method), **FEW)
         if name not in OTHER_FORMS:
             return
         method = create(name, OTHER_FORMS[name])
@@ -89,7 +97,7 @@ def test_scores_are_those_of_the_whole_graph(backbone: str) -> None:
     federation = small_federation()
     sampled = simulate("fedavg", federation, 2, backbone=backbone, **FEW)
     whole = simulate("fedavg", federation, 0, backbone=backbone)
-    whole.memory, whole.states = sampled.memory, sampled.states
+    whole.set_state(sampled.memory, sampled.states, sampled.round)
     torch.testing.assert_close(whole.predict(whole.received()), sampled.predict(sampled.received()))
     torch.testing.assert_close(whole.predict(whole.trained()), sampled.predict(sampled.trained()))
 
@@ -124,7 +132,7 @@ def test_a_batch_is_a_part_of_its_cohort(
 ) -> None:
     cohort = cohort_of(tuple(sizes), seed=seed)
     drawn = Sampling(tuple(fanouts), batch).draw(cohort, cohort.draws(0))
-    nodes = drawn.nodes  # type: ignore[attr-defined]
+    nodes = drawn.nodes
     whole, part = cohort.edges, drawn.edges
     known = set(zip(whole.row.tolist(), whole.col.tolist(), strict=True))
     found = list(zip(nodes[part.row].tolist(), nodes[part.col_long].tolist(), strict=True))
@@ -137,7 +145,7 @@ def test_a_batch_is_a_part_of_its_cohort(
     at_first = drawn.train_nodes
     widest = torch.full_like(degrees, fanouts[0] or 99)
     assert torch.equal(taken[at_first], degrees.minimum(widest).long()[at_first])
-    totals = part.sum_by_row(drawn.weight)  # type: ignore[attr-defined]
+    totals = part.sum_by_row(drawn.weight)
     torch.testing.assert_close(totals[taken > 0], degrees[taken > 0])
     assert set(nodes[at_first].tolist()) <= set(cohort.train_nodes.tolist())
     for count, all_of_them in zip(
@@ -168,7 +176,7 @@ def test_each_entry_is_as_likely_as_any_other() -> None:
 # Unbiased ----------------------------------------------------------------------------------------
 
 
-def one_layer_gradient(graph: Cohort, matrix: str, weight: Tensor) -> Tensor:
+def one_layer_gradient(graph: TrainingGraph, matrix: str, weight: Tensor) -> Tensor:
     """Of the mean over train nodes of a fixed linear functional of one layer's output."""
     weight = weight.clone().requires_grad_()
     x = graph.x
@@ -214,7 +222,7 @@ def test_more_clients_train_together_where_they_are_sampled() -> None:
     federation = small_federation((60, 60, 60))
     whole = simulate("fedavg", federation, 0, hidden=256)
     sampled = simulate("fedavg", federation, 0, hidden=256, sample="1,1", batch=2)
-    assert sampled._bytes_to_train[0] < whole._bytes_to_train[0]
+    assert sampled.groups._bytes_to_train[0] < whole.groups._bytes_to_train[0]
     assert Sampling((1, 1), 2).most_nodes(federation.clients[0]) == 6
     assert Sampling((None,), 2).most_nodes(federation.clients[0]) == 60
 
@@ -236,8 +244,8 @@ def test_numbers_that_cannot_be_are_refused(text: str) -> None:
 
 
 def test_numbers_of_neighbours() -> None:
-    assert parse("off") is None
-    assert parse(" 15, 10") == (15, 10)
+    assert Settings(sample="off").fanouts() is None
+    assert Settings(sample=" 15, 10").fanouts() == (15, 10)
     assert Sampling.of(Settings(layers=3, sample="7")) == Sampling((7, 7, 7))
     assert Sampling.of(Settings(batch=5)) == Sampling((None, None), 5)
     assert Sampling.of(Settings()) is None
@@ -246,8 +254,40 @@ def test_numbers_of_neighbours() -> None:
 
 
 def test_a_backbone_that_reaches_further_is_refused() -> None:
-    with pytest.raises(UserError, match="gpr-gnn reaches further"):
+    with pytest.raises(UserError, match="gpr-gnn reaches further") as refused:
         run("fedavg", small_federation(), rounds=1, backbone="gpr-gnn", **ALL)
+    named = str(refused.value).rpartition("use one of ")[2].split(", ")
+    assert sorted(named) == sorted(NEAR)
+
+
+def test_every_backbone_is_trained_on_samples_or_refused() -> None:
+    for name, backbone in BACKBONES.items():
+        chosen = Settings(backbone=name, sample="3,3")
+        if backbone.local_reach:
+            check_sampling(create("fedavg"), chosen)
+        else:
+            with pytest.raises(UserError, match=f"--sample: {name} reaches further"):
+                check_sampling(create("fedavg"), chosen)
+
+
+def test_a_batch_says_that_it_has_no_whole_graphs() -> None:
+    cohort = cohort_of()
+    batch = Sampling((2, 1)).draw(cohort, cohort.draws(0))
+    with pytest.raises(TypeError, match="needs_whole_graph"):
+        batch.cached_per_graph("size", lambda graph: graph.num_nodes)
+
+
+def test_a_cohort_samples_itself_only_if_told_to() -> None:
+    cohort = cohort_of()
+    assert cohort.sample(cohort.draws(0)) is cohort
+    assert cohort.forward_only is cohort
+    sampled = Cohort(cohort.graphs, cohort.keys, 3, sampling=Sampling((2, 1), 3))
+    batch = sampled.sample(sampled.draws(0))
+    assert batch is not sampled
+    assert batch.num_nodes < sampled.num_nodes
+    assert batch.sample(sampled.draws(0)) is batch
+    assert batch.forward_only is batch
+    assert batch.constant((1.0, 2.0)) is sampled.constant((1.0, 2.0))
 
 
 def test_the_summary_tells() -> None:

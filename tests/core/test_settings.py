@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyphily.core.recipes import EXCEPTIONS, Recipe, fill
-from polyphily.core.settings import Settings, from_mapping, names
+from polyphily.core.metrics import METRICS, register_metric
+from polyphily.core.recipes import Recipe, fill
+from polyphily.core.settings import Settings, choices, from_mapping, names
 from polyphily.errors import UserError
 from polyphily.nn.backbones import BACKBONES
 
@@ -41,7 +42,7 @@ CHOICES = {
     "dtype": ["float32", "float64"],
     "precision": ["float32", "tf32", "bf16"],
     "optimizer": ["adam", "adamw", "sgd"],
-    "metric": ["accuracy", "auc"],
+    "metric": ["accuracy", "f1_macro", "f1_weighted", "auc"],
 }
 OPEN = {f.name for f in dataclasses.fields(Settings) if f.default is None}
 
@@ -83,6 +84,23 @@ def test_choices_are_taken_and_others_refused_with_a_suggestion(
             message = refusal(**{name: near})
             assert message.startswith(f"unknown {name} '{near}': did you mean '")
     assert f"Known: {', '.join(sorted(choices))}" in refusal(**{name: "zzz"})
+
+
+@pytest.mark.parametrize(("name", "known"), CHOICES.items())
+def test_words_may_be_written_in_any_case(name: str, known: list[str]) -> None:
+    for choice in known:
+        assert getattr(from_mapping({name: choice.capitalize()}), name) == choice
+
+
+def test_the_metrics_to_choose_from_are_those_that_select() -> None:
+    assert choices()["metric"] == tuple(CHOICES["metric"])
+    with METRICS.restored():
+        register_metric("calibration", selects=False)(lambda predictions: predictions.labels)
+        register_metric("recall")(lambda predictions: predictions.labels)
+        assert choices()["metric"] == (*CHOICES["metric"], "recall")
+        assert from_mapping({"metric": "recall"}).metric == "recall"
+        assert "unknown metric 'calibration'" in refusal(metric="calibration")
+    assert "unknown metric 'recall'" in refusal(metric="recall")
 
 
 def test_every_number_has_a_bound_and_every_word_a_choice() -> None:
@@ -221,4 +239,6 @@ def test_what_the_user_says_wins(kind: str) -> None:
 
 def test_recipes_are_for_backbones_that_exist_and_settings_that_are_open() -> None:
     assert {f.name for f in dataclasses.fields(Recipe)} == OPEN - {"backbone", "metric"}
-    assert {backbone for _, backbone in EXCEPTIONS} <= set(BACKBONES)
+    for backbone in BACKBONES.values():
+        for defaults in backbone.defaults.values():
+            assert set(defaults) <= {f.name for f in dataclasses.fields(Recipe)}

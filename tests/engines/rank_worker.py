@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from builders import random_graphs, with_features
-from cases import federation_of
+from cases import federation_of, usual_backbone
 from polyphily.core.method import create
 from polyphily.core.recipes import fill
 from polyphily.core.settings import Settings
-from polyphily.engines.distributed import DistributedSimulation, Team, joined
+from polyphily.engines.placement import ManyProcesses
 from polyphily.engines.simulation import Simulation
+from polyphily.engines.team import Team, joined
 from polyphily.errors import PolyphilyError, UserError
 from polyphily.runs.folder import save_tensors, write_text
 
@@ -45,7 +46,7 @@ class Case:
             federations.append(replace(whole, clients=whole.clients[: self.clients]))
         settings = Settings(
             **{
-                "backbone": "gcn",
+                "backbone": usual_backbone(create(self.method)),
                 "hidden": 8,
                 "rounds": ROUNDS,
                 "dropout": 0.4,
@@ -59,7 +60,12 @@ class Case:
         filled = fill(settings, "files", "accuracy")
         if team is None:
             return Simulation(create(self.method), federations, filled)
-        return DistributedSimulation(create(self.method), federations, filled, team=team)
+        return Simulation(
+            create(self.method),
+            federations,
+            filled,
+            placement=ManyProcesses(federations, team),
+        )
 
 
 UNEVEN = {"participation": 0.5, "failures": 0.3, "epochs": "1-3", "keep_optimizer": True}
@@ -86,7 +92,7 @@ def rounds(folder: Path, team: Team) -> None:
         simulation = case.simulation(team)
         reports = [simulation.advance() for _ in range(ROUNDS)]
         tensors = simulation.tensors()
-        if simulation.leads:
+        if simulation.placement.leads:
             save_tensors(folder / f"{name}.safetensors", tensors, {})
             facts = [(r.refused, r.failed, r.bytes_up, r.bytes_down) for r in reports]
             write_text(folder / f"{name}.txt", repr(facts))

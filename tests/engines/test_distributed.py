@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from cases import assert_close
 from engines.rank_worker import CASES, ROUNDS
 from polyphily.cli import main
-from polyphily.cli.ranks import check
-from polyphily.engines.distributed import LAUNCHER, TIMEOUT, layout, pack, spread, unpack, width
+from polyphily.cli.ranks import check_launcher
+from polyphily.engines.placement import spread
+from polyphily.engines.team import LAUNCHER, TIMEOUT, layout, pack, unpack, width
 from polyphily.errors import UserError
 from polyphily.runs.folder import read_tensors
 
@@ -129,7 +130,8 @@ def test_a_run_under_torchrun_is_the_run_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores, records, the best round's models, early stopping; rank 0 alone prints."""
-    flags = ["run", "fedper", *TINY, "--seeds", "2,0", "--rounds", "8", "--patience", "2"]
+    tiny = [flag for flag in TINY if flag != "--no-report"]  # who learned from whom is recorded
+    flags = ["run", "fedper", *tiny, "--seeds", "2,0", "--rounds", "8", "--patience", "2"]
     flags += ["--participation", "0.5", "--evaluate-every", "2", "--selection", "client"]
     cli(monkeypatch, *flags, "--out", tmp_path / "one")
     process = torchrun(3, *flags, "--out", tmp_path / "three", "--json")
@@ -233,12 +235,12 @@ def test_ranks_that_are_only_slow_are_not_called_gone(tmp_path: Path) -> None:
 
 
 def test_other_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    check("sweep")
+    check_launcher("sweep")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    check("run")
+    check_launcher("run")
     with pytest.raises(UserError, match="start polyphily sweep without it"):
-        check("sweep")
+        check_launcher("sweep")
 
 
 # Parts -------------------------------------------------------------------------------------------

@@ -12,14 +12,15 @@ from builders import CPU, random_graphs
 from cases import simulate, small_federation, weights_of
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
-from polyphily.core.method import create, load_all
+from polyphily.core.method import METHODS, create
 from polyphily.core.settings import Settings
 from polyphily.errors import UserError
 from polyphily.graphs.loading import load
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import BACKBONES
 from polyphily.nn.segments import Segments
-from polyphily.runs.run import products_in, run
+from polyphily.runs.run import run
+from polyphily.runtime.machine import matmul_precision
 
 BF16 = {"dtype": "float32", "precision": "bf16", "dropout": 0.3}
 
@@ -96,7 +97,7 @@ def test_losses_are_short_and_scores_are_not(precision: str, expected: bool) -> 
 # Training ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(load_all()))
+@pytest.mark.parametrize("name", sorted(METHODS))
 @pytest.mark.parametrize("sparse", [False, True])
 def test_every_method_trains_in_bf16_and_keeps_float32(name: str, sparse: bool) -> None:
     method = create(name, {"warm_up": 0, "ramp": 0} if name == "s2fgl" else {})
@@ -151,7 +152,7 @@ def test_tf32_is_for_the_run_alone() -> None:
         )
     assert seen == ["high", "high", "highest", "highest"]
     assert torch.get_float32_matmul_precision() == before
-    with pytest.raises(RuntimeError), products_in("tf32"):
+    with pytest.raises(RuntimeError), matmul_precision("tf32"):
         raise RuntimeError
     assert torch.get_float32_matmul_precision() == before
 

@@ -9,10 +9,12 @@ import torch
 
 import polyphily
 from cases import assert_close, assert_same_bits, simulate, small_federation
-from polyphily.core.local import Local, Message, model_part
-from polyphily.engines.simulation import Trained
+from polyphily.core.local import Local
+from polyphily.core.messages import Message, model_part
+from polyphily.engines.backends import Answers
 from polyphily.errors import TrainingError, UserError
 from polyphily.methods.fedavg import FedAvg
+from polyphily.runtime.client import Trained
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def test_bytes_are_those_of_the_tensors() -> None:
 def test_uneven_epochs_stop_each_client_after_its_own_steps() -> None:
     federation = small_federation()
     simulation = simulate("local", federation, 0, epochs="1-6")
-    steps = simulation._steps(range(4))
+    steps = simulation.clients.steps(simulation.round)
     assert len(set(steps)) > 1
     simulation.advance()
     for k, count in enumerate(steps):
@@ -129,10 +131,10 @@ def test_groups_that_fit_into_memory_train_to_the_same_numbers() -> None:
     federation = small_federation((9, 12, 7, 20, 5))
     chosen = {"dropout": 0.5, "keep_optimizer": True}
     whole = simulate("scaffold", federation, 3, **chosen)
-    assert whole._groups(range(5)) == [range(5)]
+    assert whole.groups.split(range(5)) == [range(5)]
     tight = simulate("scaffold", federation, 0, **chosen)
-    tight.memory_budget = 2 * tight._bytes_to_train[0]
-    assert len(tight._groups(range(5))) > 1
+    tight.groups.budget = 2 * tight.groups._bytes_to_train[0]
+    assert len(tight.groups.split(range(5))) > 1
     for _ in range(3):
         tight.advance()
     assert_close(whole.tensors(), tight.tensors(), 1e-12)
@@ -147,7 +149,7 @@ def test_groups_that_fit_into_memory_train_to_the_same_numbers() -> None:
 )
 def test_the_memory_of_training_may_be_bounded(text: str, size: float) -> None:
     simulation = simulate("fedavg", small_federation((9, 12, 7)), 0, memory=text)
-    assert simulation.memory_budget == size
+    assert simulation.groups.budget == size
 
 
 @pytest.mark.parametrize("text", ["much", "0GB", "-1GB", "8PB", ""])
@@ -169,4 +171,5 @@ def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
 def test_numbers_too_large_for_a_sum_are_finite_all_the_same() -> None:
     huge = torch.full((2, 4), 3e38)
     huge[1, 2] = torch.inf
-    assert Trained.of({"w": huge}, {}, torch.zeros(2), {}).look()[0] == [True, False]
+    answers = Answers.of(Trained({"w": huge}, {}, torch.zeros(2)))
+    assert answers.look()[0] == [True, False]

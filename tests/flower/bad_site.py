@@ -12,7 +12,8 @@ import torch
 
 from polyphily.flower.deployment import Bundle
 from polyphily.flower.node import join
-from polyphily.flower.site import Site, SiteGraph
+from polyphily.flower.site import Site
+from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import ROUND, Parcel
 
 

@@ -12,10 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from polyphily.core.method import create
 from polyphily.core.recipes import fill
 from polyphily.core.settings import Settings
+from polyphily.flower.joining import Answer, Policy, event_writer
 from polyphily.flower.keys import Identity
 from polyphily.flower.plan import Plan, Schema
-from polyphily.flower.server import Answer, Coordinator, Policy, log_to
-from polyphily.flower.site import Site, SiteGraph
+from polyphily.flower.server import Coordinator
+from polyphily.flower.site import Site
+from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import Parcel
 from polyphily.graphs.loading import Federation, load
 from polyphily.runs.folder import RunFolder
@@ -95,7 +97,7 @@ def coordinate(plan: Plan, wires: Wires, folder: Path, min_sites: int = 1) -> Co
     run = RunFolder(folder)
     if not folder.exists():
         run.create({}, [])
-    return Coordinator(plan, wires, run, Policy(min_sites, timeout=5, repeats=1), log_to(run))
+    return Coordinator(plan, wires, run, Policy(min_sites, timeout=5, repeats=1), event_writer(run))
 
 
 def graph_arrays(graph: object) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ from polyphily.flower import control, loopback
 from polyphily.flower.deployment import Bundle, Deployment
 from polyphily.flower.keys import read_pair
 from polyphily.flower.node import NODE
-from polyphily.flower.site import LAST, SavedModel, SiteState
+from polyphily.flower.site_files import LAST, SavedModel, SiteState
 from polyphily.flower.wire import ROUND, Parcel
 from polyphily.graphs.graph import Graph
 from polyphily.graphs.loading import Federation, load

@@ -53,11 +53,11 @@ def test_sites_know_each_others_signatures(own: Deployment) -> None:
     first, second, third = (Bundle(own.path / "bundles" / site).identity() for site in own.sites)
     signature = first.sign(b"words")
     name, other, _ = own.sites
-    assert second.knows(name, b"words", signature)
-    assert third.knows(name, b"words", signature)
-    assert not second.knows(other, b"words", signature)
-    assert not second.knows(name, b"other words", signature)
-    assert not second.knows("stranger", b"words", signature)
+    assert second.verify(name, b"words", signature)
+    assert third.verify(name, b"words", signature)
+    assert not second.verify(other, b"words", signature)
+    assert not second.verify(name, b"other words", signature)
+    assert not second.verify("stranger", b"words", signature)
 
 
 def test_the_servers_certificate_is_for_its_names_and_signed_by_the_authority(
@@ -100,7 +100,7 @@ def test_a_folder_is_not_laid_out_twice(own: Deployment) -> None:
     ("line", "words"),
     [
         ("ruonds = 3", "did you mean 'rounds'"),
-        ('sites = "north"', "'sites' is no list"),
+        ('sites = "north"', "'sites' must be a list"),
         ("port = ", "Invalid value"),
     ],
 )
@@ -113,9 +113,9 @@ def test_a_mistake_in_the_configuration_is_named(own: Deployment, line: str, wor
 
 
 def test_what_is_no_folder_of_ours_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no server folder"):
+    with pytest.raises(UserError, match="is not a server folder"):
         Deployment.open(tmp_path)
-    with pytest.raises(UserError, match="is no site bundle"):
+    with pytest.raises(UserError, match="is not a site bundle"):
         _ = Bundle(tmp_path).name
 
 

@@ -16,18 +16,22 @@ from scipy import stats
 pytest.importorskip("flwr")
 
 from flower.federations import Wires, coordinate, federation, plan_for, settings_for, sites_of
-from polyphily.core.method import METHODS, create, load_all
+from polyphily.core.declarations import example_sizes
+from polyphily.core.messages import Contract
+from polyphily.core.method import METHODS, create
 from polyphily.errors import TrainingError, UserError
 from polyphily.flower.deployment import Deployment
+from polyphily.flower.joining import Answer
 from polyphily.flower.masks import MASKED, to_numbers, to_uploads
 from polyphily.flower.plan import Plan
-from polyphily.flower.server import Answer
-from polyphily.flower.site import LAST, SavedModel, SiteState
-from polyphily.flower.wire import FINISH, KEYS, REVEAL, ROUND, SHARE, Contract, Parcel, WireError
+from polyphily.flower.site_files import LAST, SavedModel, SiteState
+from polyphily.flower.wire import FINISH, KEYS, REVEAL, ROUND, SHARE, Parcel, WireError
 from polyphily.privacy.secure_aggregation import STEP, encode
 from polyphily.runs.run import Execution
 
-SUMMABLE = [n for n in sorted(load_all()) if not isinstance(METHODS[n].averaged, str)]
+SUMMABLE = [
+    n for n in sorted(METHODS) if not create(n).reason_against_sums(example_sizes(create(n)))
+]
 STILL = {"dropout": 0.0, "input_dropout": 0.0}
 Moment = tuple[str, str, int]
 """A site, a kind of message, a round."""
@@ -109,7 +113,7 @@ def test_one_aggregate_is_within_the_bound(tmp_path: Path) -> None:
         plan = replace(plan, hyperparameters={"weighting": "uniform"})
         own = coordinate(plan, Wires(sites_of(federation(), place)), place / "run", 3)
         own.go()
-        states.append(own.state)
+        states.append(own.server.state)
     for name, value in states[0].items():
         gap = float((value - states[1][name]).abs().max())
         assert gap <= STEP / 2 * (1 + 1e-6)
@@ -355,11 +359,11 @@ def with_tensor(tensor: torch.Tensor) -> Callable[[Parcel], Parcel]:
 
 
 BAD = {
-    "are not": with_tensor(torch.zeros(1, 3, dtype=torch.int64)),
+    "is not": with_tensor(torch.zeros(1, 3, dtype=torch.int64)),
     "of 64 bits": with_tensor(torch.zeros(1, 3)),
     "other tensors": lambda reply: Parcel(reply.facts, {**reply.tensors, "more": torch.zeros(1)}),
     "another attempt": lambda reply: Parcel({**reply.facts, "attempt": "x"}, reply.tensors),
-    "a public key that is none": lambda reply: Parcel(
+    "a public key that cannot be read": lambda reply: Parcel(
         {**reply.facts, "keys": {"mask": "AAAA", "post": "AAAA"}}, reply.tensors
     ),
 }
@@ -390,7 +394,7 @@ def test_noise_for_an_answer_ends_the_run_and_not_with_a_wrong_model(tmp_path: P
     with pytest.raises(TrainingError, match=r"not one of models.* is that of round 1"):
         own.go()
     assert kinds(wires, 2) == [ROUND, REVEAL], "and no second sum of the round"
-    assert all(float(value.abs().max()) < 100 for value in own.state.values())
+    assert all(float(value.abs().max()) < 100 for value in own.server.state.values())
 
 
 def test_shares_that_do_not_fit_end_the_attempt(tmp_path: Path) -> None:
@@ -410,8 +414,8 @@ def test_shares_that_do_not_fit_end_the_attempt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tally", [0.0, -1.0])
 def test_a_sum_of_nodes_must_be_above_zero(tally: float) -> None:
-    contract = Contract({"model/w": ((2,), torch.float32), "n": ((), torch.float32)})
-    averaged = {"model/": "n"}
+    contract = Contract({"model/w": (2,), "n": ()}, torch.float32)
+    averaged = {"model/w": "n"}
     good = encode(np.array([6.0, 12.0, 3.0]), 3)
     found = to_uploads(good, contract, averaged, ["n"])
     assert found["model/w"].tolist() == [[2.0, 4.0]]
@@ -471,7 +475,7 @@ def test_a_site_hides_among_three_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_site_sends_nothing_bare_in_a_masked_run(tmp_path: Path) -> None:
     plan, sites = masked_plan(), sites_of(federation(), tmp_path)
-    network = plan.network(create("fedavg"))
+    network = plan.network()
     down = {f"model/{n}": p.detach().clone() for n, p in network.named_parameters()}
     facts = {"kind": ROUND, "plan": plan.to_json(), "round": 1, "base": 0, "best": 0}
     with pytest.raises(WireError, match="without masks"):
@@ -489,7 +493,7 @@ def test_a_site_can_insist(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("method", sorted(set(load_all()) - set(SUMMABLE)))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(SUMMABLE)))
 def test_methods_that_need_every_upload_refuse(method: str, tmp_path: Path) -> None:
     names = [graph.name for graph in federation().clients]
     own = Deployment.create(tmp_path / "server", names, "example.org", 9443, 9444)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower.federations import federation, plan_for
+from polyphily.core.messages import Contract
 from polyphily.core.settings import Settings
 from polyphily.errors import UserError
 from polyphily.flower.plan import Plan, Schema, agree, check_for_flower
-from polyphily.flower.wire import Contract, Parcel, WireError
+from polyphily.flower.wire import Parcel, WireError, check_upload, limit_of
 
 NORTH = Schema(("age", "income"), 2, ("good", "bad"))
 
@@ -117,16 +118,16 @@ def test_what_is_no_parcel_is_refused_and_nothing_else_happens(text: str, blob: 
 
 def test_a_contract_is_kept_or_the_breach_is_named() -> None:
     good = {"a": torch.ones(1, 2, 3), "n": torch.ones(1)}
-    contract = Contract.of(good)
-    contract.check(good)
-    assert contract.limit >= 7 * 4
+    contract = Contract({"a": (2, 3), "n": ()}, torch.float32)
+    check_upload(contract, good)
+    assert limit_of(contract) >= 7 * 4
     for bad, words in (
         ({"a": good["a"]}, "lacks n"),
-        ({**good, "z": good["n"]}, "has no business sending z"),
+        ({**good, "z": good["n"]}, "has undeclared z"),
         ({**good, "a": torch.ones(1, 3, 2)}, "a has the shape 3 × 2, not 2 × 3"),
-        ({**good, "a": torch.ones(2, 2, 3)}, "a has the shape"),
+        ({**good, "a": torch.ones(2, 2, 3)}, "a has 2 rows, not one"),
         ({**good, "n": torch.ones(1, dtype=torch.int64)}, "n has the type"),
         ({**good, "n": torch.tensor([torch.inf])}, "n holds numbers that are not finite"),
     ):
         with pytest.raises(WireError, match=words):
-            contract.check(bad)
+            check_upload(contract, bad)

@@ -18,10 +18,10 @@ from flower.federations import (
     settings_for,
     sites_of,
 )
-from polyphily.core.method import create, load_all
+from polyphily.core.method import METHODS, create
 from polyphily.errors import TrainingError
-from polyphily.flower.server import EVENTS, Answer, Policy, gather
-from polyphily.flower.site import BEST, LAST, SavedModel, SiteState
+from polyphily.flower.joining import EVENTS, Answer, Policy, gather
+from polyphily.flower.site_files import BEST, LAST, SavedModel, SiteState
 from polyphily.flower.wire import FINISH, ROUND, Parcel
 from polyphily.runs.folder import RunFolder
 from polyphily.runs.run import Execution
@@ -45,7 +45,7 @@ def assert_equal_models(first: Path, second: Path, names: list[str]) -> None:
             assert float((value - theirs[key]).abs().max()) <= 1e-6, f"{name}: {key}"
 
 
-@pytest.mark.parametrize("method", sorted(load_all()))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_run_equals_the_simulation(method: str, tmp_path: Path) -> None:
     """Last and best models of every client and all scores, dropout and all."""
     data = federation()
@@ -143,13 +143,13 @@ WORDS = {
     "nan": "not finite",
     "shape": "has the shape",
     "type": "has the type",
-    "names": "has no business sending extra",
+    "names": "has undeclared extra",
     "lacks": "lacks",
     "round": "answered round 3, not 2",
     "run": "answered run 'another'",
     "size": "bytes where at most",
     "loss": "loss is not finite",
-    "scores": "scores of the trained model cannot be",
+    "scores": "scores of the trained model are not valid",
     "pickle": "unreadable message",
     "raise": "it went wrong",
 }
@@ -313,7 +313,7 @@ def test_nothing_but_the_contract_and_scores_leaves_a_site(tmp_path: Path) -> No
     words = {"kind", "run", "round", "seconds", "note", "received", "trained", "loss"}
     for reply in seen:
         assert reply.facts.keys() <= words | {"counts"}
-    network = plan_for(data, "fedavg").network(create("fedavg"))
+    network = plan_for(data, "fedavg").network()
     sizes = {f"model/{n}": tuple(p.shape) for n, p in network.named_parameters()}
     uploads = [reply.tensors for reply in seen if reply.facts["kind"] == ROUND]
     assert len(uploads) == 9

@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 
 from flower.federations import Wires, coordinate, federation, graph_arrays, plan_for, sites_of
-from polyphily.core.method import load_all
+from polyphily.core.method import METHODS
 from polyphily.errors import UserError
 from polyphily.flower.prediction import predict, write
-from polyphily.flower.site import BEST, KEPT, LAST, SavedModel, Site, SiteGraph, SiteState
+from polyphily.flower.site import Site
+from polyphily.flower.site_files import BEST, KEPT, LAST, SavedModel, SiteState
+from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import Parcel, WireError
 from polyphily.graphs.graph import Graph
 
@@ -42,13 +44,13 @@ def test_a_graph_tells_its_own_people_what_it_is(table: Path) -> None:
 def test_columns_and_labels_follow_the_agreement(table: Path) -> None:
     found = SiteGraph.read(table)
     wanted = replace(found.schema, features=("income", "age"), classes=("good", "other", "bad"))
-    graph = found.agreed(wanted)
+    graph = found.aligned(wanted)
     assert graph.features[:, 0].tolist() == [1, 2, 3, 4]
     assert graph.labels.tolist() == [0, 2, -1, 0]
-    with pytest.raises(UserError, match="lacks 'rent', has besides 'income'"):
-        found.agreed(replace(wanted, features=("age", "rent")))
+    with pytest.raises(UserError, match="missing 'rent', not agreed on 'income'"):
+        found.aligned(replace(wanted, features=("age", "rent")))
     with pytest.raises(UserError, match="labels that were not agreed on: 'bad'"):
-        found.agreed(replace(wanted, classes=("good",)))
+        found.aligned(replace(wanted, classes=("good",)))
 
 
 def test_two_graphs_are_one_too_many(tmp_path: Path, table: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_site_that_lost_its_memory_begins_anew_and_says_so(tmp_path: Path) -> 
     assert reply.facts["note"] == "no memory of round 4 here: begun anew"
 
 
-@pytest.fixture(scope="module", params=sorted(load_all()))
+@pytest.fixture(scope="module", params=sorted(METHODS))
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of each method."""
     place = tmp_path_factory.mktemp(request.param)
@@ -128,7 +130,7 @@ def test_predictions_are_those_of_the_trained_model(trained: Path, which: str) -
     assert np.allclose(table.filter(like="probability").sum(axis=1), 1)
     site = Site("client-0", sites_of(federation(), trained)["client-0"].graph, trained / "client-0")
     trainer = site._prepare(saved.plan)
-    expected = trainer.predict(trainer.restored(saved)).argmax(dim=1).numpy()
+    expected = trainer.clients.predict(trainer.restored(saved)).argmax(dim=1).numpy()
     assert (table["label"].to_numpy() == expected.astype(str)).all()
 
 

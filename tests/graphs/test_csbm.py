@@ -125,7 +125,7 @@ def test_time_is_linear_in_edges() -> None:
 
 
 def test_too_high_a_degree_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"degree 30 with homophily 0\.9 is too much for 50 nodes"):
+    with pytest.raises(UserError, match=r"degree 30 with homophily 0\.9 is too large for 50 nodes"):
         sample(50, 1, 1.0, 30.0, 0.9, generator(0, "test"))
 
 
@@ -191,15 +191,15 @@ def test_one_even_client_has_the_mean() -> None:
         ({"clients": 0}, "option 'clients' must be at least 1"),
         ({"clients": "many"}, "option 'clients' must be a number, got 'many'"),
         ({"clients": 2.5}, "option 'clients' must be a whole number"),
-        ({"nodes": "5000-1000"}, "option 'nodes' must be a range from few to many"),
+        ({"nodes": "5000-1000"}, "option 'nodes' must be a range such as 1000-5000"),
         ({"nodes": "1000-"}, "option 'nodes' must be a number"),
         ({"nodes": 1}, "option 'nodes' must be at least 2"),
         ({"features": "0"}, "option 'features' must be at least 1"),
         ({"mu": -1}, "option 'mu' must be at least 0"),
         ({"degree": "five"}, "option 'degree' must be a number"),
-        ({"degree": 2000, "nodes": 100}, "degree 2000 .* too much for 100 nodes"),
+        ({"degree": 2000, "nodes": 100}, "degree 2000 .* too large for 100 nodes"),
         ({"homophily": 1.5}, "option 'homophily' must be at most 1"),
-        ({"homophily": 0.75}, "reaches from 0.35 to 1.15.* at most 0.5 here"),
+        ({"homophily": 0.75}, "interval from 0.35 to 1.15.* at most 0.5"),
         ({"gap": -0.1}, "option 'gap' must be at least 0"),
         ({"spread": "evenly"}, "unknown spread 'evenly': did you mean 'even'"),
     ],

@@ -26,9 +26,9 @@ import scipy.sparse as sp
 
 from polyphily.errors import UserError
 from polyphily.graphs.csbm import sample_federation
-from polyphily.graphs.datasets import DATASETS, data_root, find, is_present, read
+from polyphily.graphs.datasets import DATASETS, data_root, is_present, read
 from polyphily.graphs.datasets.fraud import following, nearest, standardise
-from polyphily.graphs.datasets.reading import parse, without_twins
+from polyphily.graphs.datasets.reading import parse_dataset, without_twins
 from polyphily.graphs.graph import Collection, Features, Graph, Masks, canonical_edges
 
 REAL = (
@@ -50,7 +50,7 @@ def real(name: str, root: Path) -> Collection:
 
 
 def copy_raw(name: str, source: Path, target: Path) -> None:
-    info, options = parse(name)
+    info, options = parse_dataset(name)
     for part in info.chosen(options).values():
         for file in part.files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def test_listing_does_not_import_torch() -> None:
 
 @pytest.mark.parametrize("name", ["CoAuthor_CS", " coauthor-cs ", "COAUTHOR-CS"])
 def test_names_are_forgiving(name: str) -> None:
-    assert find(name) is DATASETS["coauthor-cs"]
+    assert DATASETS.find(name) is DATASETS["coauthor-cs"]
 
 
 def test_a_wrong_name_suggests_the_right_one() -> None:
@@ -116,7 +116,7 @@ def test_wrong_options_are_the_users_mistake(spec: str, message: str, tmp_path: 
 
 @pytest.mark.parametrize("text", ["0.3", ".30", "homophily=0.3", "homophily = 0.30 "])
 def test_levels_of_syn_cora_may_be_written_in_several_ways(text: str) -> None:
-    info, options = parse(f"syn-cora:{text}")
+    info, options = parse_dataset(f"syn-cora:{text}")
     assert list(info.chosen(options)) == ["0.3"]
 
 
@@ -313,7 +313,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_without_network_the_message_says_what_belongs_where(name: str, tmp_path: Path) -> None:
     root = tmp_path / "data"
-    info, options = parse(name)
+    info, options = parse_dataset(name)
     assert not is_present(name, root)
     with pytest.raises(UserError) as caught:
         read(name, root=root)
@@ -326,7 +326,7 @@ def test_without_network_the_message_says_what_belongs_where(name: str, tmp_path
 
 @pytest.mark.parametrize("name", ["syn-cora", "credit", "ieee-fraud"])
 def test_data_to_be_fetched_by_hand(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{name} has to be fetched by hand") as caught:
+    with pytest.raises(UserError, match=f"{name} must be downloaded by hand") as caught:
         read(name, root=tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert DATASETS[name].source in str(caught.value)
@@ -381,7 +381,7 @@ def test_a_broken_download_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
     photo_download(monkeypatch, lambda path: path.write_bytes(b"<html>Not found</html>") and None)
-    with pytest.raises(UserError, match="what was downloaded cannot be read"):
+    with pytest.raises(UserError, match="the downloaded files cannot be read"):
         read("amazon-photo", root=tmp_path)
     assert not is_present("amazon-photo", tmp_path)
 

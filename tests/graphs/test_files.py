@@ -181,7 +181,7 @@ class TestFormats:
         monkeypatch.setattr(builtins, "__import__", without)
         message = failure(tmp_path / "north")
         assert "polyphily[files]" in message
-        assert ".npz need nothing more" in message
+        assert ".npz need no further package" in message
         assert read(tmp_path / "south.npz").graphs
 
 
@@ -239,6 +239,25 @@ class TestLabels:
         assert collection.classes == ("1", "2")
         assert [g.labels.tolist() for g in collection.graphs] == [[0, -1], [0, 1], [1, -1, -1]]
 
+    @pytest.mark.parametrize("text", ["NaN", "nan", "NAN"])
+    def test_a_label_nan_is_missing(self, text: str, tmp_path: Path) -> None:
+        write_csv(
+            tmp_path / "a", f"id,label,f\n1,1.0,0\n2,{text},0\n3,{text},0\n", "source,target\n"
+        )
+        write_parquet(
+            tmp_path / "b",
+            {"id": [1, 2], "label": ["2", text], "f": [0, 0]},
+            {"source": pa.array([], pa.int64()), "target": pa.array([], pa.int64())},
+        )
+        collection = read(tmp_path)
+        assert collection.classes == ("1", "2")
+        assert [g.labels.tolist() for g in collection.graphs] == [[0, -1, -1], [1, -1]]
+        assert f"a: 2 labels '{text}' read as missing" in collection.notes
+
+    def test_names_that_only_look_missing_are_classes(self, tmp_path: Path) -> None:
+        write_csv(tmp_path, "id,label,f\n1,none,0\n2,NA,0\n3,nano,0\n", "source,target\n")
+        assert read(tmp_path).classes == ("NA", "nano", "none")
+
     def test_negative_numbers_are_labels(self, tmp_path: Path) -> None:
         write_csv(tmp_path / "a", "id,label,f\n1,1,0\n2,-1,0\n3,,0\n", "source,target\n")
         collection = read(tmp_path)
@@ -279,7 +298,7 @@ class TestSplits:
         write_csv(tmp_path / "north", SPLIT)
         write_csv(tmp_path / "south", HEAD + "a,red,1\nb,blue,2\nc,,3\n")
         message = failure(tmp_path)
-        assert "brings a split" in message
+        assert "has a split" in message
         assert "'north'" in message
         assert "'south'" in message
 
@@ -375,7 +394,7 @@ EDGE_FAULTS = {
     "unknown target": ("source,target\na,b\n\nb,z\n", "line 4", "'target'", "'z'"),
     "empty end": ("source,target\na,\n", "line 2", "'target'", "empty"),
     "missing column": ("from,to\na,b\n", "line 1", "'source', 'target'", "'from', 'to'"),
-    "ragged": ("source,target\na,b\na\n", "line 3", "1 cell where"),
+    "ragged": ("source,target\na,b\na\n", "line 3", "1 cell, but"),
     "empty file": ("", "empty"),
     "duplicate column": ("source,target,source\na,b,a\n", "line 1", "'source'"),
 }
@@ -438,7 +457,7 @@ class TestParquetFaults:
         write_parquet(tmp_path, PARQUET_NODES, PARQUET_EDGES)
         table = pa.table(PARQUET_NODES)
         pq.write_table(table.append_column("age", table["age"]), tmp_path / "nodes.parquet")
-        assert "several columns are called 'age'" in failure(tmp_path)
+        assert "several columns are named 'age'" in failure(tmp_path)
 
     @pytest.mark.parametrize("keep", [0, 3, 200, -1])
     def test_truncated(self, tmp_path: Path, keep: int) -> None:
@@ -542,8 +561,8 @@ class TestArrayFaults:
         ("content", "part"),
         [
             ([torch.ones(2)], "holds a list"),
-            ({"x": 3}, "'x' is no name of a tensor"),
-            ({0: torch.ones(2)}, "'0' is no name of a tensor"),
+            ({"x": 3}, "'x' is not the name of a tensor"),
+            ({0: torch.ones(2)}, "'0' is not the name of a tensor"),
             ({"x": torch.eye(3).to_sparse()}, "'x' is not a dense tensor"),
         ],
     )
@@ -591,7 +610,7 @@ class TestFolderFaults:
     def test_two_clients_of_one_name(self, tmp_path: Path) -> None:
         write_csv(tmp_path / "north")
         write_npz(tmp_path / "north.npz")
-        assert "2 clients are called 'north'" in failure(tmp_path)
+        assert "2 clients are named 'north'" in failure(tmp_path)
 
     def test_a_table_alone(self, tmp_path: Path) -> None:
         assert "folder" in failure(write_csv(tmp_path) / "nodes.csv")

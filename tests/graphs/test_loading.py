@@ -156,7 +156,7 @@ def test_the_split_of_a_sites_own_files_is_taken_unless_another_is_asked_for(
 def test_clients_that_are_there_already_are_not_divided_again(sites: Path) -> None:
     assert load(sites, clients=3, partition="natural").partition.name == "natural"
     assert "3 clients already" in refusal(sites, clients=4)
-    assert "clients already" in refusal(sites, partition="louvain")
+    assert "one graph per client already" in refusal(sites, partition="louvain")
 
 
 def test_a_single_graph_of_ones_own_is_a_client_or_is_divided(tmp_path: Path) -> None:
@@ -170,6 +170,9 @@ def test_a_single_graph_of_ones_own_is_a_client_or_is_divided(tmp_path: Path) ->
     divided = load(site, partition="random", clients=3)
     assert [g.name for g in divided.clients] == ["client-0", "client-1", "client-2"]
     assert len(load(site, partition="random")) == 10
+    assert load(site, clients=3).partition.name == "louvain"
+    assert load(site, clients=1).partition.name == "natural"
+    assert "1 client already" in refusal(site, clients=3, partition="natural")
 
 
 def test_a_global_split_needs_one_graph(sites: Path) -> None:
@@ -236,6 +239,14 @@ def test_louvain_is_usual_and_ten_clients(graph: Graph) -> None:
 )
 def test_a_way_that_does_not_exist_is_refused(graph: Graph, way: str, message: str) -> None:
     assert message in refusal(graph, partition=way, clients=4)
+
+
+def test_a_partitions_name_wins_over_a_file_of_that_name(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random").write_text("not a partition")
+    assert load(graph, partition="random", clients=2).partition.name == "random"
 
 
 def test_more_clients_than_nodes_are_refused(graph: Graph) -> None:
@@ -499,8 +510,28 @@ def test_case_and_underscores_do_not_matter() -> None:
 # Graphs in memory ------------------------------------------------------------------------------
 
 
-def test_one_graph_in_memory_is_divided_and_several_are_clients(graph: Graph) -> None:
+def test_a_list_of_one_graph_is_one_client_unless_it_is_to_be_divided(graph: Graph) -> None:
+    for options in ({}, {"partition": "natural"}, {"clients": 1}):
+        federation = load([graph], **options)
+        assert [client.name for client in federation.clients] == ["one"]
+        assert federation.clients[0].num_nodes == graph.num_nodes
+        assert federation.partition.name == "natural"
+        assert_same(load(**{**federation.request, "dataset": [graph]}), federation)  # type: ignore[arg-type]
     assert len(load([graph], clients=3)) == 3
+    assert len(load([graph], partition="random")) == 10
+    assert len(load(graph)) == 10  # without a list it is a graph to be divided
+
+
+def test_what_is_no_graph_is_refused(graph: Graph) -> None:
+    assert "a dict is not a graph" in refusal([graph, {}])
+
+
+def test_a_collection_of_several_graphs_is_natural_even_if_it_does_not_say_so() -> None:
+    collection = Collection("mine", tuple(random_graphs([20, 30])), ("a", "b", "c"))
+    assert [client.num_nodes for client in load(collection).clients] == [20, 30]
+
+
+def test_several_graphs_in_memory_are_clients(graph: Graph) -> None:
     graphs = random_graphs([20, 30])
     federation = load(graphs)
     assert [client.name for client in federation.clients] == ["client-0", "client-1"]
@@ -614,7 +645,8 @@ def test_a_partition_file_whose_clients_know_each_others_labels_is_noted(tmp_pat
     second = Masks(nodes >= 50, (nodes >= 20) & (nodes < 50), nodes < 20)
     Partition.of("mine", [nodes, nodes], [first, second]).save(tmp_path / "mine.npz")
     notes = load(graph, partition=tmp_path / "mine.npz").notes
-    assert "30 nodes are scored at one client and train at another" in notes
+    words = "validation or test nodes of one client and train nodes of another"
+    assert f"30 nodes are {words}" in notes
 
 
 @pytest.mark.data

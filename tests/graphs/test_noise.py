@@ -17,7 +17,7 @@ from polyphily.graphs.noise import (
     disturb,
     flipped_labels,
     new_pairs,
-    parse,
+    parse_noise,
     rewired,
     scattered,
 )
@@ -140,13 +140,13 @@ def test_load_takes_noise_and_asks_for_it_again() -> None:
 
 
 def test_parse_reads_what_str_writes() -> None:
-    assert parse(None) == Noise()
-    assert not parse("edges=0")
+    assert parse_noise(None) == Noise()
+    assert not parse_noise("edges=0")
     noise = Noise(edges=0.1, features=0.25, labels=1)
-    assert parse(str(noise)) == noise
+    assert parse_noise(str(noise)) == noise
 
 
 @pytest.mark.parametrize("text", ["edge=0.1", "edges", "edges=x", "edges=1.5", "labels=-0.1"])
 def test_noise_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="noise"):
-        parse(text)
+        parse_noise(text)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wasserstein_distance
 
@@ -47,6 +47,7 @@ def test_pairs_in_both_orders() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000))
 def test_total_variation_is_a_distance_between_shares(seed: int) -> None:
     p, q, r = np.random.default_rng(seed).dirichlet(np.ones(4), 3)
@@ -110,6 +111,7 @@ def test_similarity_and_complementarity() -> None:
     assert math.isnan(complementarity_ratio(np.ones((1, 1))))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000))
 def test_collaboration_heterogeneity_is_its_sum(seed: int) -> None:
     rng = np.random.default_rng(seed)

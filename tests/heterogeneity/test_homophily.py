@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.utils import homophily as reference
 
@@ -87,6 +87,7 @@ def test_adjusted_homophily_and_informativeness_by_hand() -> None:
     assert label_informativeness(graph) == pytest.approx(2 - joint / margin)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000))
 def test_the_names_of_classes_do_not_matter(seed: int) -> None:
     graph = random_graph(20, seed=seed, density=0.2)

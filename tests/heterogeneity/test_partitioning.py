@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import dense_adjacency, mask_at, random_graph
@@ -52,6 +52,7 @@ def test_one_client_loses_nothing() -> None:
     assert found.label_signal_share == pytest.approx(0, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100))
 def test_dividing_further_loses_more(seed: int) -> None:
     graph = random_graph(24, seed=seed, density=0.2)

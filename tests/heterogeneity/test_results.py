@@ -91,7 +91,7 @@ def test_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "findings", lambda: known)
     assert in_words(["a", "b"], "cora") == (
         "Our results against FedAvg on the same backbone: a better in 1 of 2 settings, worse in 1, "
-        "by +0.50 points in the mean (cora louvain 10: +2.00). We have no results on b yet."
+        "by +0.50 points on average (cora louvain 10: +2.00). We have no results on b yet."
     )
     assert "(" not in in_words(["a"], "csbm:gap=0.5")
     assert in_words(["b", "c"], "cora") == "We have no results on b and c yet."

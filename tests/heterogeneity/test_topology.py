@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import dense_adjacency, random_graph
@@ -13,6 +13,7 @@ from polyphily.heterogeneity import topology as module
 from polyphily.heterogeneity.topology import topology, triangles
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.floats(0, 1))
 def test_triangles_are_those_of_the_cubed_adjacency(seed: int, density: float) -> None:
     graph = random_graph(14, seed=seed, density=density)

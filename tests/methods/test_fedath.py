@@ -24,18 +24,14 @@ from builders import (
 )
 from cases import assert_close, federation_of, simulate, small_federation
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, model_part
-from polyphily.core.method import Uploads, create
+from polyphily.core.local import Local
+from polyphily.core.messages import Uploads, model_part
+from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import Graph, Masks
-from polyphily.methods.fedath import method as fedath
-from polyphily.methods.fedath.method import (
-    DualGNN,
-    GCNEvaluator,
-    MLPEvaluator,
-    hsic,
-    negative_entropy,
-)
+from polyphily.methods.fedath import FedATH, losses
+from polyphily.methods.fedath.losses import hsic, negative_entropy
+from polyphily.methods.fedath.network import DualGNN, GCNEvaluator, MLPEvaluator, part_of
 from polyphily.nn.backbones import BACKBONES, Shape
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.subgraphs import Subgraph
@@ -108,7 +104,7 @@ def dense_hsic(one: Tensor, two: Tensor) -> Tensor:
 def test_hsic_is_the_trace_of_the_centred_gram_matrices(
     scale: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedath, "BLOCK", block)
+    monkeypatch.setattr(losses, "BLOCK", block)
     segments = random_cohort((7, 12, 5)).segments
     one, two = random_like((24, 3)), random_like((24, 3), 1)
     ours = hsic(one, two, segments, scale)
@@ -134,7 +130,7 @@ def test_hsic_of_a_single_node_or_of_constant_rows_is_zero_with_zero_gradient(sc
     assert grad.isfinite().all()
 
 
-def test_alignment_does_not_feel_the_size_of_the_logits() -> None:
+def test_alignment_does_not_depend_on_the_scale_of_the_logits() -> None:
     segments = random_cohort((7, 12, 5)).segments
     one, two = random_like((24, 3)), random_like((24, 3), 1)
     torch.testing.assert_close(
@@ -168,7 +164,7 @@ def test_negative_entropy_survives_certain_predictions() -> None:
 def test_the_operators_of_a_subgraph_are_those_of_the_weighted_adjacency() -> None:
     cohort = random_cohort(SIZES)
     weight = some_weights(cohort)
-    view = Subgraph.of(cohort, weight)
+    view = Subgraph(cohort, weight)
     a = dense(cohort.edges.with_value(weight))
     loops = a + torch.eye(len(a)).double()
     degree = loops.sum(dim=1)
@@ -178,7 +174,7 @@ def test_the_operators_of_a_subgraph_are_those_of_the_weighted_adjacency() -> No
     neighbours = cohort.degrees.clamp(min=1).view(-1, 1)
     torch.testing.assert_close(dense(view.mean), a / neighbours)
     score = random_like((cohort.edges_with_loops.nnz, 2))
-    attention = view.edges_with_loops.softmax(score)
+    attention = view.attention.softmax(score)
     for head in range(2):
         e = dense(cohort.edges_with_loops.with_value(score[:, head].exp())) * loops
         ours = dense(cohort.edges_with_loops.with_value(attention[:, head]))
@@ -187,13 +183,13 @@ def test_the_operators_of_a_subgraph_are_those_of_the_weighted_adjacency() -> No
 
 def test_weights_of_one_leave_the_graph_as_it_is() -> None:
     cohort = random_cohort(SIZES)
-    view = Subgraph.of(cohort, torch.ones(cohort.edges.nnz).double())
+    view = Subgraph(cohort, torch.ones(cohort.edges.nnz).double())
     for name in ("gcn", "random_walk", "mean"):
         torch.testing.assert_close(dense(getattr(view, name)), dense(getattr(cohort, name)))
     assert view.segments is cohort.segments
 
 
-@pytest.mark.parametrize("backbone", sorted(set(BACKBONES) - {"mlp"}))
+@pytest.mark.parametrize("backbone", sorted({*FedATH().supported_backbones()} - {"mlp"}))
 def test_gradients_reach_the_edge_weights_of_every_backbone(backbone: str) -> None:
     cohort = random_cohort((6, 4))
     network = BACKBONES[backbone](Shape(6, 3, hidden=4, heads=2, hops=3)).double()
@@ -201,7 +197,7 @@ def test_gradients_reach_the_edge_weights_of_every_backbone(backbone: str) -> No
     target = random_like((10, 3))
 
     def loss(weight: Tensor) -> Tensor:
-        view = Subgraph.of(cohort, weight)
+        view = Subgraph(cohort, weight)
         return (functional_call(network, params, (view,)).logits * target).sum()
 
     weight = (0.1 + 0.8 * some_weights(cohort)).requires_grad_()
@@ -270,7 +266,7 @@ def test_edges_start_near_one_by_default_and_near_a_half_in_the_paper() -> None:
         local = simulate(create("fedath", options), small_federation()).received()
         network = local.network
         assert isinstance(network, DualGNN)
-        params = fedath.inside(local.params, fedath.EVALUATOR)
+        params = part_of(local.params, "evaluator.")
         weight = call(network.evaluator, params, local.cohort).sigmoid()
         assert low < weight.min()
         assert weight.max() < high
@@ -299,7 +295,7 @@ def test_a_round_is_two_alternating_updates_per_epoch(options: dict[str, object]
     settings = create("fedath", options).__dict__
     for k, graph in enumerate(federation.clients):
         leaf = {n: t[k : k + 1].clone().requires_grad_() for n, t in initial.items()}
-        part = {p: fedath.inside(leaf, p) for p in ("causal.", "biased.", "evaluator.")}
+        part = {p: part_of(leaf, p) for p in ("causal.", "biased.", "evaluator.")}
         slow = settings["evaluator_lr"] or 0.05
         groups = [
             {"params": list(part["causal."].values()), "lr": 0.05},
@@ -352,7 +348,7 @@ def gradients(options: dict[str, object]) -> dict[str, Tensor]:
 
 def moved(options: dict[str, object], other: dict[str, object], part: str) -> bool:
     """Whether a part's gradients differ between two choices of options."""
-    one, two = (fedath.inside(gradients(o), part) for o in (options, other))
+    one, two = (part_of(gradients(o), part) for o in (options, other))
     return any(not torch.allclose(one[n], two[n], rtol=1e-6, atol=1e-12) for n in one)
 
 
@@ -436,7 +432,7 @@ def test_the_causal_gnn_starts_where_fedavg_starts_and_the_biased_one_elsewhere(
     federation = small_federation()
     params = model_part(simulate("fedath", federation).memory)
     plain = model_part(simulate("fedavg", federation).memory)
-    assert_close(fedath.inside(params, "causal."), plain, 0)
+    assert_close(part_of(params, "causal."), plain, 0)
     assert not torch.equal(params["biased.convs.0.weight"], plain["convs.0.weight"])
 
 
@@ -446,10 +442,10 @@ def test_what_is_predicted_is_the_received_causal_gnn_on_the_own_causal_graph() 
     logits = simulation.predict(simulation.received())
     state, memory = model_part(simulation.states[0]), model_part(simulation.memory)
     assert all(name.startswith("causal.") for name in state)
-    causal = {n: t.unsqueeze(0) for n, t in fedath.inside(state, "causal.").items()}
+    causal = {n: t.unsqueeze(0) for n, t in part_of(state, "causal.").items()}
     parts = split_by_client(logits, simulation.cohort)
     for k, graph in enumerate(federation.clients):
-        own = of_client(fedath.inside(memory, "evaluator."), k)
+        own = of_client(part_of(memory, "evaluator."), k)
         weighted = dense_adjacency(graph) * mlp_scores(graph, own).sigmoid()
         torch.testing.assert_close(parts[k], gcn(weighted, dense_features(graph), causal))
 
@@ -468,7 +464,7 @@ def test_what_is_predicted_is_the_received_causal_gnn_on_the_own_causal_graph() 
 )
 def test_only_the_shared_parts_travel_and_are_averaged(share: str, parts: set[str]) -> None:
     simulation = simulate(create("fedath", {"share": share}), small_federation(), 1)
-    uploads = simulation._train(range(4), [range(4)]).uploads
+    uploads = simulation.backend.train(range(4), [range(4)]).trained.uploads
     assert {name.split("/")[1].split(".")[0] for name in uploads if "/" in name} == parts
     received, memory = simulation.received().params, model_part(simulation.memory)
     for name, value in received.items():
@@ -480,7 +476,7 @@ def test_only_the_shared_parts_travel_and_are_averaged(share: str, parts: set[st
 def test_the_server_weights_by_nodes() -> None:
     method = create("fedath")
     tensors = {"model/causal.w": torch.tensor([[1.0], [5.0]]), "weight": torch.tensor([3.0, 1.0])}
-    state = method.open({"causal.w": torch.zeros(1)}, 2)
+    state = method.init_server_state({"causal.w": torch.zeros(1)}, 2)
     after = method.aggregate(state, Uploads((0, 1), tensors), np.random.default_rng(0))
     assert after["model/causal.w"].tolist() == [2.0]
     sent = method.upload(simulate("fedath", small_federation(), 1).trained())

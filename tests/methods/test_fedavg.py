@@ -11,8 +11,8 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 from cases import SIZES, assert_same_bits, simulate, small_federation
-from polyphily.core.local import model_part
-from polyphily.core.method import Uploads, create
+from polyphily.core.messages import Uploads, model_part
+from polyphily.core.method import create
 
 
 class Reference(nn.Module):
@@ -111,7 +111,7 @@ def test_fedavg_by_hand() -> None:
 def test_what_a_client_weighs(weighting: str, expected: list[int] | None) -> None:
     federation = small_federation()
     simulation = simulate(create("fedavg", {"weighting": weighting}), federation)
-    sent = simulation._train(range(4), [range(4)]).uploads
+    sent = simulation.backend.train(range(4), [range(4)]).trained.uploads
     counts = expected or [int(g.masks.train.sum()) for g in federation.clients if g.masks]
     assert sent["weight"].tolist() == counts
 
@@ -138,14 +138,14 @@ def test_fednova_is_fedavg_only_where_all_clients_take_the_same_steps() -> None:
 def test_fednova_effort_with_momentum() -> None:
     # rho = .5, three steps: v1 = g, v2 = 1.5 g, v3 = 1.75 g, so |a| = 4.25.
     simulation = simulate("fednova", small_federation(), optimizer="sgd", momentum=0.5, epochs=3)
-    sent = simulation._train(range(4), [range(4)]).uploads
+    sent = simulation.backend.train(range(4), [range(4)]).trained.uploads
     assert sent["effort"].tolist() == pytest.approx([4.25] * 4)
 
 
 def test_fedadam_by_hand() -> None:
     # D = 2; m = .1 * 2 = .2; v = .99 * 1e-6 + .01 * 4; w = 1 + .1 * m / (sqrt(v) + .001).
     method = create("fedopt", {"rule": "adam", "server_lr": 0.1})
-    state = method.open({"w": torch.tensor([1.0]).double()}, clients=2)
+    state = method.init_server_state({"w": torch.tensor([1.0]).double()}, clients=2)
     sent = uploads(model_w=[[2.0], [4.0]], weight=[1.0, 1.0])
     after = method.aggregate(state, sent, NO_RNG)
     v = 0.99e-6 + 0.04
@@ -163,7 +163,7 @@ def test_fedadam_by_hand() -> None:
 )
 def test_fedyogi_and_fedadagrad_by_hand(rule: str, second: float) -> None:
     method = create("fedopt", {"rule": rule, "server_lr": 0.1})
-    state = method.open({"w": torch.tensor([1.0]).double()}, clients=2)
+    state = method.init_server_state({"w": torch.tensor([1.0]).double()}, clients=2)
     after = method.aggregate(state, uploads(model_w=[[3.0]], weight=[1.0]), NO_RNG)
     assert after["model/w"].item() == pytest.approx(1 + 0.1 * 0.2 / (second**0.5 + 1e-3))
 

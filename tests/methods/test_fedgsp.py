@@ -13,20 +13,20 @@ from torch.nn import functional as F
 from builders import CPU
 from cases import assert_close, simulate, small_federation
 from polyphily import Settings
-from polyphily.core.local import model_part
-from polyphily.core.method import Uploads, create
+from polyphily.core.messages import Uploads, model_part
+from polyphily.core.method import create
 from polyphily.core.optimizers import clipped
 from polyphily.errors import UserError
-from polyphily.methods.fedgsp import method as fedgsp
-from polyphily.methods.fedgsp.method import (
-    FedGSP,
+from polyphily.methods.fedgsp import FedGSP, collaboration
+from polyphily.methods.fedgsp.collaboration import (
     Points,
     Subspaces,
     attention,
     nearest_on_simplex,
-    same_for_everybody,
+    uniform_self_weight,
 )
-from polyphily.nn.unifilter import graph_bases
+from polyphily.nn.backbones import Shape
+from polyphily.nn.unifilter import UniFilter, graph_bases
 from polyphily.papers import published, table
 
 NO_RNG = np.random.default_rng(0)
@@ -214,17 +214,17 @@ def test_how_uneven_strengths_are_does_not_depend_on_the_number_of_clients() -> 
             assert 1.2 < most < 1.6
 
 
-def test_the_control_has_one_self_weight_for_everybody() -> None:
+def test_the_control_has_one_self_weight_for_all() -> None:
     strength = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.5, 0.2], [0.4, 0.4, 0.2]])
     torch.testing.assert_close(
-        same_for_everybody(strength),
+        uniform_self_weight(strength),
         torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]),
     )
-    assert same_for_everybody(torch.ones(1, 1)).item() == 1
+    assert uniform_self_weight(torch.ones(1, 1)).item() == 1
     vectors = in_one_dimension(0, 0.1, 1)
     spectral = FedGSP(complementing=0.0).solve(vectors, 3)
     control = FedGSP(complementing=0.0, strengths="control").solve(vectors, 3)
-    torch.testing.assert_close(control, same_for_everybody(spectral))
+    torch.testing.assert_close(control, uniform_self_weight(spectral))
 
 
 # Server ------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def tiny_server(clients: int = 3, **chosen: object) -> tuple[FedGSP, dict[str, T
     """Order 1, two features: coefficients [2, 2] and an MLP of one number per feature."""
     method = FedGSP(order=1, vectors=1, **chosen)  # type: ignore[arg-type]
     shared = {"coefficients": torch.full((2, 2), 0.5), "linears.0.weight": torch.zeros(2, 1)}
-    return method, method.open({n: t.double() for n, t in shared.items()}, clients)
+    return method, method.init_server_state({n: t.double() for n, t in shared.items()}, clients)
 
 
 def sent(clients: tuple[int, ...], *, spectra: bool = True) -> Uploads:
@@ -271,7 +271,7 @@ def test_every_order_and_the_mlp_have_a_matrix_of_their_own() -> None:
         np.testing.assert_allclose(down["model/linears.0.weight"][row], expected)
 
 
-def test_before_the_first_round_everybody_receives_the_initial_model() -> None:
+def test_before_the_first_round_all_clients_receive_the_initial_model() -> None:
     method, state = tiny_server()
     down = method.download(state, [0, 2])
     assert set(down) == {"model/coefficients", "model/linears.0.weight"}
@@ -280,18 +280,18 @@ def test_before_the_first_round_everybody_receives_the_initial_model() -> None:
 
 def test_a_silent_client_is_present_by_what_it_sent_last() -> None:
     method, state = tiny_server(sharing=0.0, complementing=0.0)
-    everybody = method.aggregate(state, sent((0, 1, 2), spectra=False), NO_RNG)
-    np.testing.assert_allclose(method.download(everybody, [1])["model/linears.0.weight"], 2)
+    first = method.aggregate(state, sent((0, 1, 2), spectra=False), NO_RNG)
+    np.testing.assert_allclose(method.download(first, [1])["model/linears.0.weight"], 2)
     again = sent((0, 1), spectra=False)
-    louder = Uploads((0, 1), {n: 10 * t for n, t in again.tensors.items()})
-    after = method.aggregate(everybody, louder, NO_RNG)
+    larger = Uploads((0, 1), {n: 10 * t for n, t in again.tensors.items()})
+    after = method.aggregate(first, larger, NO_RNG)
     np.testing.assert_allclose(method.download(after, [2])["model/linears.0.weight"], 11)
 
 
 def test_a_client_without_vectors_receives_the_mean_of_what_was_sent() -> None:
     method, state = tiny_server()
     after = method.aggregate(state, sent((0, 2)), NO_RNG)
-    assert (after["strength"][:, :, 1] == 0).all()  # nobody takes from a client never heard
+    assert (after["strength"][:, :, 1] == 0).all()  # no weight for a client that never answered
     down = method.download(after, [1])["model/linears.0.weight"]
     np.testing.assert_allclose(down, 2)
     late = method.aggregate(after, sent((1,), spectra=False), NO_RNG)
@@ -305,7 +305,7 @@ def test_a_client_without_vectors_receives_the_mean_of_what_was_sent() -> None:
 def test_strengths_are_solved_for_news_only(monkeypatch: pytest.MonkeyPatch) -> None:
     method, state = tiny_server()
     after = method.aggregate(state, sent((0, 1, 2)), NO_RNG)
-    monkeypatch.setattr(fedgsp, "nearest_on_simplex", lambda *_: pytest.fail("solved again"))
+    monkeypatch.setattr(collaboration, "nearest_on_simplex", lambda *_: pytest.fail("solved again"))
     again = method.aggregate(after, sent((0, 1, 2)), NO_RNG)
     without = method.aggregate(again, sent((0, 2), spectra=False), NO_RNG)
     assert torch.equal(without["strength"], after["strength"])
@@ -434,6 +434,16 @@ def test_stays_stacked_when_some_clients_sit_out() -> None:
     stacked = simulate("fedgsp", federation, 4, **chosen)
     sequential = simulate("fedgsp", federation, 4, engine="sequential", **chosen)
     assert_close(stacked.states[0], sequential.states[0], 1e-9)
+
+
+def test_only_a_unifilter_is_trained() -> None:
+    method = FedGSP(order=3, tau=0.5)
+    assert method.supported_backbones() == ("unifilter",)
+    network = method.build("unifilter", Shape(6, 3), 0)
+    assert isinstance(network, UniFilter)
+    assert (network.order, network.tau, network.describe()) == (3, 0.5, "unifilter")
+    with pytest.raises(ValueError, match="gcn"):
+        method.build("gcn", Shape(6, 3), 0)
 
 
 # Published settings ------------------------------------------------------------------------------

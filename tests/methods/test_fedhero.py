@@ -25,21 +25,19 @@ from builders import (
 )
 from cases import SIZES, assert_close, federation_of, simulate, small_federation, weights_of
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, model_part
-from polyphily.core.method import Uploads, create
+from polyphily.core.local import Local
+from polyphily.core.messages import Uploads, model_part
+from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
-from polyphily.methods.fedhero.latent import (
-    FeatureDistances,
-    LatentGraph,
-    Neighbours,
-    nearest,
-    strongest,
-)
-from polyphily.methods.fedhero.method import DualChannel, FedHERO, WithLatent
+from polyphily.methods.fedhero import FedHERO, distances, neighbours, search
+from polyphily.methods.fedhero.distances import FeatureDistances
+from polyphily.methods.fedhero.latent import LatentGraph, bernoulli_weights
+from polyphily.methods.fedhero.neighbours import Neighbours
+from polyphily.methods.fedhero.network import DualChannel, WithLatent
+from polyphily.methods.fedhero.search import nearest, strongest
 from polyphily.methods.fedhero.structure import LEARNERS
-from polyphily.nn import latent as latent_module
 from polyphily.nn.backbones import Shape, build
 from polyphily.nn.segments import Segments
 
@@ -121,7 +119,7 @@ def started(simulation: Simulation) -> Local:
     local = simulation.received()
     local.params = {n: p.clone().requires_grad_() for n, p in local.params.items()}
     local.draws = local.cohort.draws(simulation.round)
-    local.constants = simulation.method.begin(local)
+    local.constants = simulation.method.prepare_round(local)
     return local
 
 
@@ -148,7 +146,7 @@ def test_the_latent_graph_is_the_top_k_of_the_weighted_cosines(sparse: bool) -> 
     )
 
 
-def test_nobody_has_more_neighbours_than_there_are_others() -> None:
+def test_no_node_has_more_neighbours_than_there_are_others() -> None:
     cohort = random_cohort((4, 30, 1))
     network, params = network_of(cohort, k=20)
     filled = run(network, params, cohort).latent.neighbours.filled
@@ -159,7 +157,7 @@ def test_nobody_has_more_neighbours_than_there_are_others() -> None:
 def test_the_search_goes_by_blocks_of_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cohort = random_cohort((23, 40))
     left, right = torch.randn(2, 63, 5, dtype=torch.float64, generator=torch.manual_seed(1))
-    monkeypatch.setattr(latent_module, "ROWS", rows)
+    monkeypatch.setattr(search, "ROWS", rows)
     index = nearest(left, right, cohort.segments, 4)
     for start, stop in ((0, 23), (23, 63)):
         expected = top(left[start:stop] @ right[start:stop].T, 4)
@@ -173,9 +171,9 @@ def test_clients_of_similar_size_may_be_searched_together(
 ) -> None:
     segments = Segments((23, 1, 40, 3, 25, 2, 0), torch.device("cpu"))
     left, right = torch.randn(2, 94, 5, dtype=torch.float64, generator=torch.manual_seed(1))
-    monkeypatch.setattr(latent_module, "NUMBERS_GPU", numbers)
+    monkeypatch.setattr(search, "NUMBERS_GPU", numbers)
     for k in (1, 4, 50):
-        together = latent_module._nearest_together(left, right, segments, k)
+        together = search._nearest_together(left, right, segments, k)
         assert torch.equal(together, nearest(left, right, segments, k))
 
 
@@ -198,7 +196,7 @@ def test_the_similarity_matrix_of_a_large_client_never_exists() -> None:
 def test_products_and_weighted_sums_have_the_right_gradients(
     numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latent_module, "NUMBERS", numbers)
+    monkeypatch.setattr(neighbours, "NUMBERS", numbers)
     cohort = random_cohort((7, 4))
     source = torch.manual_seed(2)
 
@@ -312,8 +310,8 @@ def test_the_classification_loss_reaches_every_parameter_of_the_learner(learner:
     loss = method.loss(local).sum()
     grads = torch.autograd.grad(loss, list(local.params.values()), materialize_grads=True)
     for name, grad in zip(local.params, grads, strict=True):
-        silent = {"learner.encoder.bias", "learner.target"} if learner in ("gat", "glcn") else set()
-        if name not in silent:  # softmax over a row forgets what is the same in all of it
+        unused = {"learner.encoder.bias", "learner.target"} if learner in ("gat", "glcn") else set()
+        if name not in unused:  # a softmax over a row cancels what is the same in all of it
             assert grad.abs().sum() > 0, name
 
 
@@ -323,8 +321,10 @@ def test_every_learner_serves_awkward_clients_alike_alone_and_together(
     learner: str, latent: str
 ) -> None:
     graphs = random_graphs((12, 1, 15), density=0.2)
-    lonely = Graph.build(dense_features(graphs[2]).numpy(), np.zeros((2, 0), int), graphs[2].labels)
-    federation = federation_of([*graphs, lonely])
+    edgeless = Graph.build(
+        dense_features(graphs[2]).numpy(), np.zeros((2, 0), int), graphs[2].labels
+    )
+    federation = federation_of([*graphs, edgeless])
     method = method_with(learner=learner, latent=latent, k=6)
     chosen = {"dropout": 0.4, "epochs": "1-3"}
     together = simulate(method, federation, 3, **chosen)
@@ -346,15 +346,16 @@ def test_a_node_without_features_sends_no_infinite_gradient() -> None:
 
 
 def test_bernoulli_edges_are_drawn_with_the_similarity_as_probability() -> None:
-    method = method_with(latent="bernoulli", k=30)
+    weigh = method_with(latent="bernoulli").weigh
+    assert weigh is bernoulli_weights
     score = torch.full((200, 30), 0.3, dtype=torch.float64).requires_grad_()
     near = Neighbours.of(torch.arange(1, 31).repeat(200, 1))
-    drawn = method.weigh(score, near, torch.rand(200, 30, generator=torch.manual_seed(0)).double())
+    drawn = weigh(score, near, torch.rand(200, 30, generator=torch.manual_seed(0)).double())
     assert set(drawn.detach().unique().tolist()) == {0.0, 1.0}
     assert drawn.detach().mean().item() == pytest.approx(0.3, abs=0.02)
     (grad,) = torch.autograd.grad(drawn.sum(), score)
     assert (grad == 1).all()
-    assert torch.equal(method.weigh(score, near, None), score)
+    assert torch.equal(weigh(score, near, None), score)
 
 
 def test_bernoulli_draws_belong_to_a_client_and_a_round() -> None:
@@ -367,9 +368,9 @@ def test_bernoulli_draws_belong_to_a_client_and_a_round() -> None:
     )
     alone.params = {n: p[2:3] for n, p in local.params.items()}
     rows = slice(*local.cohort.segments.pointers[2:4])
-    assert torch.equal(simulation.method.begin(alone)["noise"], noise[rows])
+    assert torch.equal(simulation.method.prepare_round(alone)["noise"], noise[rows])
     local.draws = local.cohort.draws(1)
-    assert not torch.equal(simulation.method.begin(local)["noise"], noise)
+    assert not torch.equal(simulation.method.prepare_round(local)["noise"], noise)
 
 
 def test_scores_are_given_without_draws() -> None:
@@ -422,7 +423,6 @@ def test_the_network_is_that_of_the_paper(sparse: bool, dual: bool) -> None:
         ("gcn", "GCNConv", "GCNConv"),
         ("sage", "SAGEConv", "SAGEConv"),
         ("gat", "GATConv", "GCNConv"),
-        ("gpr-gnn", "GCNConv", "GCNConv"),
         ("acm-gcn", "ACMConv", "ACMConv"),
     ],
 )
@@ -431,13 +431,14 @@ def test_the_backbone_chooses_the_convolutions(backbone: str, local: str, shared
     assert isinstance(network, DualChannel)
     assert {type(conv).__name__ for conv in network.local_convs} == {local}
     assert {type(conv).__name__ for conv in network.global_convs} == {shared}
+    assert network.describe() == f"dual channel of {backbone}"
 
 
 def test_alpha_turns_a_channel_off() -> None:
     cohort = random_cohort(SIZES)
-    for alpha, silent, heard in ((1.0, "global", "local"), (0.0, "local", "global")):
+    for alpha, off, on in ((1.0, "global", "local"), (0.0, "local", "global")):
         network, params = network_of(cohort, alpha=alpha)
-        names = [f"{part}_convs.{layer}.weight" for part in (silent, heard) for layer in (0, 1)]
+        names = [f"{part}_convs.{layer}.weight" for part in (off, on) for layer in (0, 1)]
         loss = run(network, params, cohort).logits.square().sum()
         grads = torch.autograd.grad(loss, [params[n] for n in names], materialize_grads=True)
         assert [bool(g.any()) for g in grads] == [False, False, True, True]
@@ -452,8 +453,8 @@ def test_alpha_turns_a_channel_off() -> None:
 def test_feature_distances(
     sparse: bool, table: int, unit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latent_module, "TABLE", table)
-    monkeypatch.setattr(latent_module, "NUMBERS", 40)
+    monkeypatch.setattr(distances, "TABLE", table)
+    monkeypatch.setattr(neighbours, "NUMBERS", 40)
     cohort = random_cohort(SIZES, sparse=sparse)
     noise = torch.randn(sum(SIZES), 3, dtype=torch.float64)
     index = nearest(noise, noise, cohort.segments, 5)
@@ -520,7 +521,7 @@ PARTS = {"learner", "projection", "global_convs", "local_convs", "classifier"}
 )
 def test_what_is_shared(options: dict[str, object], travels: set[str]) -> None:
     simulation = simulate(method_with(**options), small_federation(), 1)
-    sent = simulation._train(range(4), [range(4)]).uploads
+    sent = simulation.backend.train(range(4), [range(4)]).trained.uploads
     assert {name.split(".")[0] for name in model_part(sent)} == travels
     assert {name.split(".")[0] for name in model_part(simulation.states[0])} == travels
     assert bool(sent) == bool(travels)
@@ -535,7 +536,7 @@ def test_the_server_weighs_by_nodes() -> None:
     after = method_with().aggregate(state, Uploads((0, 1), tensors), NO_RNG)
     assert after["model/learner.left"].item() == 2.0
     simulation = simulate(method_with(), small_federation())
-    sent = simulation._train(range(4), [range(4)]).uploads
+    sent = simulation.backend.train(range(4), [range(4)]).trained.uploads
     assert sent["weight"].tolist() == list(SIZES)
 
 
@@ -568,9 +569,11 @@ def test_senseless_options_are_refused(options: dict[str, object]) -> None:
         create("fedhero", options)
 
 
-def test_an_unknown_backbone_is_refused() -> None:
-    with pytest.raises(UserError):
-        method_with().build("transformer", SHAPE, 0)
+def test_a_backbone_without_convolutions_is_refused() -> None:
+    assert method_with().supported_backbones() == ("gcn", "sage", "acm-gcn", "gat", "mlp")
+    for name in ("gpr-gnn", "unifilter", "transformer"):
+        with pytest.raises(ValueError, match=name):
+            method_with().build(name, SHAPE, 0)
 
 
 # The plain network -------------------------------------------------------------------------

@@ -25,23 +25,24 @@ from builders import (
 )
 from cases import assert_close, assert_same_bits, simulate, small_federation, weights_of
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, model_part
-from polyphily.core.method import Uploads, create
+from polyphily.core.local import Local
+from polyphily.core.messages import Uploads, model_part
+from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
 from polyphily.heterogeneity.spectral import high_frequency_area
-from polyphily.methods.fedspa.method import FedSPA, bias_weights
+from polyphily.methods.fedspa import FedSPA
+from polyphily.methods.fedspa.edges import edge_kinds, mark
 from polyphily.methods.fedspa.network import (
     ACMDecoupledConv,
     AttentionDecoupledConv,
     Decoupled,
     PlainDecoupledConv,
     channel_of,
-    edge_kinds,
-    mark,
 )
-from polyphily.nn.backbones import ACMGCN, GCN, GraphSAGE, Shape
+from polyphily.methods.fedspa.weights import bias_weights
+from polyphily.nn.backbones import ACMGCN, BACKBONES, GCN, GraphSAGE, Shape
 
 NO_RNG = np.random.default_rng(0)
 SIZES = (9, 1, 14, 9)
@@ -233,7 +234,7 @@ def test_a_layer_is_its_formula_at_every_node(layer, expected, norm: str, sparse
 
 @pytest.mark.parametrize("backbone", ["acm-gcn", "gcn", "sage"])
 def test_equal_channels_are_the_plain_backbone(backbone: str) -> None:
-    """Whatever the harmoniser says."""
+    """For any output of the harmoniser."""
     cohort = random_cohort(SIZES, density=0.4)
     shape = Shape(cohort.num_features, 3, hidden=5)
     network = create("fedspa", {"tied": True}).build(backbone, shape, 3).double()
@@ -306,8 +307,18 @@ def test_without_sfpd_the_network_is_the_backbone() -> None:
     shape = Shape(6, 3)
     assert isinstance(create("fedspa", {"sfpd": False}).build("gcn", shape, 0), GCN)
     assert isinstance(create("fedspa").build("gcn", shape, 0), Decoupled)
-    with pytest.raises(UserError, match="backbone"):
-        create("fedspa").build("gnc", shape, 0)
+    assert create("fedspa", {"sfpd": False}).supported_backbones() == tuple(BACKBONES)
+
+
+@pytest.mark.parametrize(("form", "others"), [("paper", ("gcn", "sage")), ("code", ())])
+def test_what_is_trained_is_what_is_named(form: str, others: tuple[str, ...]) -> None:
+    method = create("fedspa", {"form": form})
+    assert method.supported_backbones() == ("acm-gcn", *others)
+    for name in method.supported_backbones():
+        assert method.build(name, Shape(6, 3), 0).describe() == f"SFPD in {name}"
+    for name in {*BACKBONES} - {*method.supported_backbones()}:
+        with pytest.raises(ValueError, match=name):
+            method.build(name, Shape(6, 3), 0)
 
 
 def test_without_its_three_parts_it_is_fedavg() -> None:
@@ -337,7 +348,7 @@ def hidden_in(simulation: Simulation, steps: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
-def test_a_share_of_each_clients_labels_is_hidden_anew_in_every_step(share: float) -> None:
+def test_every_step_hides_another_share_of_each_clients_labels(share: float) -> None:
     simulation = simulate(create("fedspa", {"hidden_share": share}), small_federation())
     masks, segments = hidden_in(simulation, 2), simulation.cohort.train_segments
     for mask in masks:
@@ -392,11 +403,11 @@ def test_hidden_labels_do_not_reach_the_network() -> None:
         found: Tensor = functional_call(network, params, arguments).logits
         return found
 
-    nobody = torch.zeros_like(hidden)
-    assert torch.equal(logits(hidden), logits(nobody))
-    shown = nobody.clone()
+    none = torch.zeros_like(hidden)
+    assert torch.equal(logits(hidden), logits(none))
+    shown = none.clone()
     shown[np.flatnonzero(~hidden)[::2]] = True
-    assert not torch.equal(logits(shown), logits(nobody))
+    assert not torch.equal(logits(shown), logits(none))
 
 
 def test_the_papers_way_hides_nothing() -> None:

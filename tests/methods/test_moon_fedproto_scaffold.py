@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from cases import assert_close, simulate, small_federation
-from polyphily.core.local import Local, model_part
-from polyphily.core.method import Uploads, create
+from polyphily.core.local import Local
+from polyphily.core.messages import Uploads, model_part
+from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 
 NO_RNG = np.random.default_rng(0)
@@ -19,7 +20,7 @@ def started(simulation: Simulation) -> Local:
     """The local view at the start of the next round, before any step."""
     local = simulation.received()
     local.params = {n: p.clone().requires_grad_() for n, p in local.params.items()}
-    local.constants = simulation.method.begin(local)
+    local.constants = simulation.method.prepare_round(local)
     return local
 
 
@@ -100,7 +101,7 @@ def test_fedproto_loss_pulls_to_known_prototypes_only() -> None:
 
 def test_fedproto_sends_prototypes_only() -> None:
     simulation = simulate("fedproto", small_federation(), 1)
-    sent = simulation._train(range(4), [range(4)]).uploads
+    sent = simulation.backend.train(range(4), [range(4)]).trained.uploads
     assert set(sent) == {"prototypes", "counts"}
 
 
@@ -147,7 +148,7 @@ def test_scaffold_against_a_plain_loop(option: str) -> None:
 
 def test_scaffold_divides_by_all_clients_also_when_few_answer() -> None:
     method = create("scaffold")
-    state = method.open({"w": torch.zeros(1)}, clients=4)
+    state = method.init_server_state({"w": torch.zeros(1)}, clients=4)
     tensors = {"model/w": torch.zeros(1, 1), "weight": torch.ones(1)}
     tensors["control_change/w"] = torch.tensor([[2.0]])
     after = method.aggregate(state, Uploads((3,), tensors), NO_RNG)

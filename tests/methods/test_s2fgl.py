@@ -13,14 +13,15 @@ from torch.nn import functional as F
 
 from builders import CPU, dense_adjacency, random_graph
 from cases import assert_close, assert_same_bits, simulate, small_federation, weights_of
-from polyphily.core.local import Local, model_part
-from polyphily.core.method import Uploads, create
+from polyphily.core.local import Local
+from polyphily.core.messages import Uploads, model_part
+from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import Graph, Masks
 from polyphily.heterogeneity import pagerank
-from polyphily.methods.s2fgl.method import S2FGL, label_centrality
+from polyphily.methods.s2fgl import S2FGL, spectrum
+from polyphily.methods.s2fgl.centrality import label_centrality
 from polyphily.methods.s2fgl.spectrum import extremes, projections
-from polyphily.nn import similarity_spectrum
 from polyphily.nn.backbones import BACKBONES
 from polyphily.nn.segments import Segments
 
@@ -37,7 +38,7 @@ def method(**options: object) -> S2FGL:
 def moved(simulation: Simulation, distance: float = 0.3) -> Local:
     """The local view in the next round, after the parameters have moved away from the global."""
     local = simulation.received()
-    local.constants = simulation.method.begin(local)
+    local.constants = simulation.method.prepare_round(local)
     source = torch.Generator().manual_seed(5)
     local.params = {
         n: (p + distance * torch.randn(p.shape, generator=source).to(p)).requires_grad_()
@@ -213,7 +214,7 @@ def served(options: dict[str, object], seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("sampling", ["holders", "class", "replica"])
-def test_everybody_in_every_replica_gives_the_weighted_mean(sampling: str) -> None:
+def test_all_clients_in_every_replica_give_the_weighted_mean(sampling: str) -> None:
     repository = served({"sampling": sampling, "client_share": 1.0})
     assert repository.shape == (4, 3, 1)
     expected = torch.tensor([(1 * 1 + 2 * 4 + 1 * 7) / 4, 5.0, 0.0])
@@ -295,8 +296,8 @@ def test_extremes_are_the_ends_of_the_spectrum() -> None:
 def test_the_sparse_solver_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     h, rows = random_rows((70, 12, 61))
     dense = extremes(h, rows, 3, 4, 1e-4)
-    monkeypatch.setattr(similarity_spectrum, "DENSE_CPU", 20)
-    monkeypatch.setattr(similarity_spectrum, "BATCH", 500)  # several blocks of rows
+    monkeypatch.setattr(spectrum, "DENSE_CPU", 20)
+    monkeypatch.setattr(spectrum, "BATCH", 500)  # several blocks of rows
     sparse = extremes(h, rows, 3, 4, 1e-4)
     assert not torch.equal(sparse, dense)
     overlap = rows.sum(dense * sparse).abs()
@@ -431,8 +432,8 @@ def test_strength_grows_after_the_warm_up() -> None:
     assert [usual.strength(r) for r in (0, 19, 20, 24, 29, 30, 99)] == [0, 0, 0.1, 0.5, 1, 1, 1]
     assert [method().strength(r) for r in (0, 1, 2)] == [0, 1, 1]
     local = simulate(usual, small_federation(SIZES), 1).received()
-    assert usual.begin(replace(local, phase=usual.phase(19))) == {}
-    later = usual.begin(replace(local, phase=usual.phase(24), round_index=24))
+    assert usual.prepare_round(replace(local, phase=usual.phase(19))) == {}
+    later = usual.prepare_round(replace(local, phase=usual.phase(24), round_index=24))
     assert later["strength"].item() == 0.5
 
 
@@ -485,7 +486,7 @@ def test_clients_of_several_federations_stay_apart() -> None:
 @pytest.mark.parametrize("options", [{"sampling": "replica"}, {"spectral_share": 1.0}])
 def test_awkward_clients(options: dict[str, object]) -> None:
     rng = np.random.default_rng(0)
-    lonely = Graph.build(
+    single = Graph.build(
         rng.standard_normal((1, 6)).astype(np.float32),
         np.zeros((2, 0), int),
         np.zeros(1, int),
@@ -498,9 +499,9 @@ def test_awkward_clients(options: dict[str, object]) -> None:
         masks=Masks(np.arange(14) < 5, np.arange(14) == 5, np.arange(14) > 5),
     )
     federation = small_federation(SIZES)
-    clients = (*federation.clients, lonely, alike)
+    clients = (*federation.clients, single, alike)
     awkward = replace(federation, clients=clients)
     simulation = simulate(method(**options), awkward, 4, dropout=0.4)
     assert all(t.isfinite().all() for t in simulation.tensors().values())
-    alone = simulate(method(**options), replace(federation, clients=(lonely,)), 3)
+    alone = simulate(method(**options), replace(federation, clients=(single,)), 3)
     assert all(t.isfinite().all() for t in alone.tensors().values())

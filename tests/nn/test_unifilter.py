@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from builders import (
@@ -27,18 +25,9 @@ from builders import (
 from polyphily.core.cohort import Cohort
 from polyphily.graphs.graph import Graph
 from polyphily.nn import unifilter
-from polyphily.nn.backbones import Shape
-from polyphily.nn.unifilter import (
-    Ragged,
-    UniFilter,
-    bases,
-    client_bases,
-    client_directions,
-    largest_eigenpairs,
-    principal_directions,
-    propagation,
-    train_bases,
-)
+from polyphily.nn.backbones import BACKBONES, Shape, build
+from polyphily.nn.unifilter import UniFilter, bases, client_bases, propagation, train_bases
+from polyphily.nn.unifilter_mixture import Ragged
 
 
 def dense_propagation(graph: Graph) -> Tensor:
@@ -130,7 +119,7 @@ def test_an_exhausted_column_and_a_zero_column() -> None:
 
 
 def test_rounding_is_no_direction() -> None:
-    """Where a column has no new direction u_k is the normalised sum, whatever rounding left."""
+    """If a column has no new direction, u_k is the normalised sum despite rounding errors."""
     path = np.stack([np.arange(9), np.arange(1, 10)])
     x = np.zeros((10, 1), dtype=np.float32)
     x[[4, 5]] = 1  # symmetric about the middle of the path: five dimensions
@@ -148,112 +137,6 @@ def test_homophily_counts_edges_between_train_nodes() -> None:
     assert count(edges, np.array([0, 0, -1, 1])) == 0.5
     assert count(edges, np.array([0, -1, 1, -1])) == 0.75
     assert count(edges[:, :0], np.array([0, 0, 1, 0])) == 0.75
-
-
-# Directions --------------------------------------------------------------------------------------
-
-SOLVERS = {
-    "dense": {},
-    "iteration": {"DENSE_ON_CPU": 0},
-    "iteration without a Gram matrix": {"DENSE_ON_CPU": 0, "LARGEST_GRAM": 0},
-}
-
-
-@pytest.fixture(params=SOLVERS)
-def solver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in SOLVERS[request.param].items():
-        monkeypatch.setattr(unifilter, name, value)
-    return str(request.param)
-
-
-def with_spectrum(shape: tuple[int, int], singular: np.ndarray, seed: int = 0) -> Tensor:
-    """A matrix with these singular values, whose columns have mean zero."""
-    rng = np.random.default_rng(seed)
-    left = rng.standard_normal((shape[0], len(singular)))
-    left = np.linalg.qr(left - left.mean(axis=0))[0]
-    right = np.linalg.qr(rng.standard_normal((shape[1], len(singular))))[0]
-    return torch.from_numpy((left * singular) @ right.T)
-
-
-@pytest.mark.parametrize("shape", [(300, 90), (90, 300), (20, 7), (7, 20)])
-def test_directions_are_right_singular_vectors(shape: tuple[int, int], solver: str) -> None:
-    matrices = torch.from_numpy(np.random.default_rng(0).normal(size=(2, *shape)) + 3)
-    found = principal_directions(matrices, 3)
-    for matrix, ours in zip(matrices.numpy(), found.numpy(), strict=True):
-        theirs = np.linalg.svd(matrix - matrix.mean(axis=0), full_matrices=False)[2][:3]
-        theirs *= np.sign(np.take_along_axis(theirs, np.abs(theirs).argmax(axis=1)[:, None], 1))
-        np.testing.assert_allclose(ours, theirs, atol=1e-8)
-    torch.testing.assert_close(principal_directions(-matrices, 3), found, atol=1e-8, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(300, 120), (120, 300)])
-def test_directions_of_close_singular_values(shape: tuple[int, int], solver: str) -> None:
-    """A gap of a thousandth still leaves eight digits."""
-    matrix = with_spectrum(shape, 0.999 ** np.arange(80)).unsqueeze(0)
-    found = principal_directions(matrix, 3)[0].numpy()
-    theirs = np.linalg.svd(matrix[0].numpy(), full_matrices=False)[2][:3]
-    np.testing.assert_allclose(np.abs((found * theirs).sum(axis=1)), 1, atol=1e-14)
-    np.testing.assert_allclose(np.abs(found), np.abs(theirs), atol=1e-8)
-
-
-def test_equal_singular_values_give_some_basis_of_their_space(solver: str) -> None:
-    """The rank is small: a Krylov space is soon exhausted, and rounding must not fill it up."""
-    matrices = torch.stack(
-        [with_spectrum((300, 120), np.array([3.0, 2, 2, 2, 1, 0.5]), seed) for seed in range(20)]
-    )
-    found = principal_directions(matrices, 3)
-    torch.testing.assert_close(
-        found @ found.mT, torch.eye(3).double().expand(20, -1, -1), atol=1e-8, rtol=0
-    )
-    scaled = found @ matrices.mT @ matrices / torch.tensor([[9.0], [4], [4]])
-    torch.testing.assert_close(scaled, found, atol=1e-8, rtol=0)
-    assert torch.equal(principal_directions(matrices, 3), found)
-
-
-def test_an_iteration_that_does_not_end_goes_to_the_dense_solver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    matrix = with_spectrum((300, 120), 0.999 ** np.arange(80)).unsqueeze(0)
-    theirs = largest_eigenpairs(matrix, 3)
-    monkeypatch.setattr(unifilter, "DENSE_ON_CPU", 0)
-    monkeypatch.setattr(unifilter, "RESTARTS", 1)
-    for ours, dense in zip(largest_eigenpairs(matrix, 3), theirs, strict=True):
-        assert torch.equal(ours, dense)
-    monkeypatch.setattr(unifilter, "LARGEST_GRAM", 0)  # too large for a dense solver
-    values, _ = largest_eigenpairs(matrix, 3)
-    assert not torch.allclose(values, theirs[0], rtol=1e-8)
-    torch.testing.assert_close(values, theirs[0], rtol=0.05, atol=0)
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (200, 90), (90, 200)])
-def test_directions_beyond_the_rank_are_zero(shape: tuple[int, int], solver: str) -> None:
-    rng = np.random.default_rng(0)
-    direction = rng.standard_normal(shape[1])
-    matrix = torch.from_numpy(np.outer(rng.standard_normal(shape[0]), direction)).unsqueeze(0)
-    found = principal_directions(matrix, 5)[0]
-    np.testing.assert_allclose(found[0].abs(), np.abs(direction) / np.linalg.norm(direction))
-    assert (found[1:] == 0).all()
-
-
-def test_directions_where_there_is_nothing_to_find(solver: str) -> None:
-    for shape in [(1, 1, 3), (1, 200, 90), (1, 5, 0)]:
-        assert torch.equal(
-            principal_directions(torch.ones(shape, dtype=torch.float64), 2),
-            torch.zeros(1, 2, shape[2], dtype=torch.float64),
-        )
-
-
-@given(st.integers(4, 12), st.integers(3, 12), st.integers(0, 999))
-def test_directions_do_not_depend_on_the_origin_or_the_order_of_nodes(
-    nodes: int, features: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    matrix = torch.from_numpy(rng.standard_normal((1, nodes, features)))
-    spread = torch.linalg.svdvals(matrix[0] - matrix[0].mean(dim=0))
-    assume(float((spread[:2] - spread[1:3]).min()) > 1e-3)
-    moved = matrix[:, rng.permutation(nodes)] + torch.from_numpy(rng.standard_normal(features))
-    found = principal_directions(matrix, 2)
-    torch.testing.assert_close(principal_directions(moved, 2), found, atol=1e-8, rtol=0)
 
 
 # What is kept ------------------------------------------------------------------------------------
@@ -274,13 +157,12 @@ def test_bases_are_kept_at_features_that_occur(sparse: bool) -> None:
 
 
 def test_a_graph_is_worked_on_once(uneven: Cohort, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, directions = client_bases(uneven, 3, 0.7), client_directions(uneven, 3, 2)
+    kept = client_bases(uneven, 3, 0.7)
     monkeypatch.setattr(unifilter, "graph_bases", lambda *_: pytest.fail("computed again"))
     part = uneven.take([2, 0])
     again = client_bases(part, 3, 0.7)
     assert again[0] is kept[2]
     assert again[1] is kept[0]
-    assert torch.equal(client_directions(part, 3, 2), directions[[2, 0]])
 
 
 def test_who_else_is_in_a_cohort_changes_no_bit(uneven: Cohort) -> None:
@@ -288,30 +170,15 @@ def test_who_else_is_in_a_cohort_changes_no_bit(uneven: Cohort) -> None:
     ours, theirs = client_bases(alone, 4, 0.6)[0], client_bases(uneven, 4, 0.6)[2]
     assert torch.equal(ours.train, theirs.train)
     assert torch.equal(ours.rest, theirs.rest)
-    assert torch.equal(client_directions(alone, 4, 3)[0], client_directions(uneven, 4, 3)[2])
 
 
-def test_directions_are_in_the_order_of_kinds_and_bases(uneven: Cohort) -> None:
-    found = client_directions(uneven, 2, 2).view(3, 2, 3, 2, 6)
-    graph = uneven.graphs[0]
-    assert graph.masks is not None
-    labels = np.where(graph.masks.train, graph.labels, -1)
-    kinds = bases_of(graph, unifilter.train_homophily(graph.edges, labels), 2)
-    for ours, basis in zip(found[0].flatten(0, 1), np.concatenate(kinds), strict=True):
-        theirs = np.linalg.svd(basis - basis.mean(axis=0))[2][:2]
-        np.testing.assert_allclose(ours.abs(), np.abs(theirs), atol=1e-9)
-        assert (ours[:, [1, 4]] == 0).all()
-
-
-@pytest.mark.parametrize("name", ["BATCH_ON_CPU", "BLOCK_ON_CPU"])
 @pytest.mark.parametrize("size", [1, 30, 300])
-def test_how_much_is_computed_together_does_not_matter(
-    name: str, size: int, uneven: Cohort, monkeypatch: pytest.MonkeyPatch
+def test_the_size_of_a_block_does_not_matter(
+    size: int, uneven: Cohort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, found = client_bases(uneven, 4, 0.7), client_directions(uneven, 4, 2)
-    monkeypatch.setattr(unifilter, name, size)
+    kept = client_bases(uneven, 4, 0.7)
+    monkeypatch.setattr(unifilter, "BLOCK_ON_CPU", size)
     again = cohort_of(uneven.graphs)
-    torch.testing.assert_close(client_directions(again, 4, 2), found, atol=1e-10, rtol=0)
     for ours, theirs in zip(client_bases(again, 4, 0.7), kept, strict=True):
         torch.testing.assert_close(ours.train, theirs.train, atol=1e-12, rtol=0)
         torch.testing.assert_close(ours.rest, theirs.rest, atol=1e-12, rtol=0)
@@ -438,7 +305,26 @@ def test_clients_without_features_or_without_train_nodes(uneven: Cohort) -> None
         assert (grad[1] != 0).any()
     every = predict(network, params, cohort).logits
     assert (split_by_client(every, cohort)[0] == 0).all()
-    assert (client_directions(cohort, 3, 2)[0] == 0).all()
     torch.testing.assert_close(
         split_by_client(every, cohort)[2], by_hand(cohort, 2, params, 0.8)[1]
     )
+
+
+# As a backbone -----------------------------------------------------------------------------------
+
+
+def test_it_is_a_backbone_like_the_others() -> None:
+    network = build("unifilter", Shape(features=6, classes=3, hidden=5, hops=4), 0)
+    assert isinstance(network, UniFilter)
+    assert BACKBONES["unifilter"] is UniFilter
+    assert (network.order, network.tau, network.describe()) == (4, 0.95, "unifilter")
+    assert network.coefficients.shape == (1, 5, 6)
+    assert not network.local_reach
+    assert not network.weighted_edges
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_width_of_embeddings(layers: int, uneven: Cohort) -> None:
+    network = UniFilter(Shape(features=6, classes=3, hidden=5, layers=layers), 2).double()
+    output = predict(network, random_parameters(network, 3), uneven)
+    assert output.embedding.shape[1] == network.embedding_width

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from polyphily.core.method import create, load_all
+from polyphily.core.method import METHODS, create
 from polyphily.core.settings import from_mapping
 from polyphily.errors import UserError
 from polyphily.graphs import splits
-from polyphily.graphs.datasets import find
+from polyphily.graphs.datasets import DATASETS
 from polyphily.graphs.loading import NORMALIZATIONS
 from polyphily.graphs.partitions import PARTITIONS
 from polyphily.nn.backbones import BACKBONES
@@ -88,7 +88,7 @@ def test_protocols_are_sound(case: tuple[Paper, Table]) -> None:
         assert protocol.over in MEANS
         assert protocol.normalize in NORMALIZATIONS
         assert set(protocol.marks) <= set(paper.marks)
-        splits.parse(str(protocol.split))
+        splits.parse_split(str(protocol.split))
         assert from_mapping(dict(protocol.settings)).backbone in BACKBONES
 
 
@@ -98,7 +98,7 @@ def test_figures_are_sound(case: tuple[Paper, Table]) -> None:
         assert figure.partition in PARTITIONS
         assert figure.mean is None or figure.mean >= 0
         if figure.dataset != AVERAGE:
-            find(figure.dataset.partition(":")[0])
+            DATASETS.find(figure.dataset.partition(":")[0])
         variant = paper.variant(figure.method)
         assert set(variant.marks) <= set(paper.marks)
         assert variant.method in plan.registered() | ABSENT | {AVERAGE}
@@ -129,7 +129,7 @@ def test_every_row_that_is_explained_is_printed() -> None:
 
 
 def test_names_of_methods_are_read_without_running_them() -> None:
-    methods = load_all().items()  # other tests may have registered some of their own
+    methods = METHODS.items()  # other tests may have registered some of their own
     own = {name for name, cls in methods if cls.__module__.startswith("polyphily.")}
     assert plan.registered() == own
 

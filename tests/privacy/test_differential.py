@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import dp_accounting
@@ -20,22 +21,25 @@ from torch import Tensor
 import polyphily
 from cases import assert_close, assert_same_bits, simulate, small_federation
 from polyphily.cli import main
-from polyphily.core.local import Local, Message
-from polyphily.core.method import METHODS, Uploads, create, load_all
+from polyphily.core.budget import Budget
+from polyphily.core.declarations import example_sizes
+from polyphily.core.local import Local
+from polyphily.core.messages import Declared, Message, Role, Uploads, count, public, statistic
+from polyphily.core.method import METHODS, create
 from polyphily.core.settings import Settings
 from polyphily.engines.replay import Replay
-from polyphily.engines.simulation import Simulation, train_locally
+from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.draws import Draws, Streams
 from polyphily.nn.sparse import flat
 from polyphily.privacy import differential as privacy
-from polyphily.privacy.differential import Budget, Guard, SystemDraws, clipped, normal
+from polyphily.privacy.differential import Guard, SystemDraws, clipped, normal
 from polyphily.runs.folder import RunFolder
 from polyphily.runs.run import Execution
 
-NAMES = sorted(load_all())
-SUMMABLE = [name for name in NAMES if not isinstance(METHODS[name].averaged, str)]
+NAMES = sorted(METHODS)
+SUMMABLE = [n for n in NAMES if not create(n).reason_against_sums(example_sizes(create(n)))]
 every_method = pytest.mark.parametrize("name", NAMES)
 CPU = torch.device("cpu")
 DP = "epsilon=8,delta=1e-5,clip=0.5"
@@ -164,7 +168,13 @@ def test_the_mechanism_by_hand() -> None:
         "effort": torch.tensor([3.0]),
     }
     received = {"model/w": torch.tensor([[1.0, 1.0]]), "model/b": torch.tensor([[-1.0]])}
-    guard = Guard(2.0, 0.0, tallies=("weight",), public=("effort",))
+    declared = [
+        Declared("model/", {"model/w": (2,), "model/b": (1,)}, Role.MODEL),
+        statistic("area", ()),
+        count("weight"),
+        public("effort"),
+    ]
+    guard = Guard(2.0, 0.0, declared)
     sent = guard(upload, received, streams(1).of_round(0))
     radius = 2 / math.sqrt(2)  # the model and the area are two kinds
     scale = radius / 5  # the model moved by (0, 4) and 3
@@ -183,7 +193,11 @@ def test_noise_has_the_promised_deviation_on_every_number(hashed: bool) -> None:
         "model/w": torch.zeros(3, size, dtype=torch.float64),
         "statistic": torch.zeros(3, 2, size // 2, dtype=torch.float64),
     }
-    guard = Guard(0.5, 1.7)
+    declared = [
+        Declared("model/", {"model/w": (size,)}, Role.MODEL),
+        statistic("statistic", (2, size // 2)),
+    ]
+    guard = Guard(0.5, 1.7, declared)
     sent = guard(upload, {}, streams(3, hashed=hashed).of_round(4))
     rows = [row for t in sent.values() for row in t.flatten(1) / (2 * 0.5 * 1.7)]
     for row in rows:
@@ -222,7 +236,8 @@ class Unlike(Draws):
 
 def test_a_guard_with_draws_of_its_own_does_not_take_the_runs() -> None:
     upload = {"model/w": torch.zeros(1, 3)}
-    guard = Guard(1.0, 1.0, draws=SystemDraws())
+    declared = [Declared("model/", {"model/w": (3,)}, Role.MODEL)]
+    guard = Guard(1.0, 1.0, declared, SystemDraws())
     sent = [guard(upload, {}, Unlike())["model/w"] for _ in range(2)]
     assert not torch.equal(*sent)
 
@@ -230,20 +245,11 @@ def test_a_guard_with_draws_of_its_own_does_not_take_the_runs() -> None:
 # No method gets past it ------------------------------------------------------------------------
 
 
-def upload_of(simulation: Simulation, guard: Guard) -> tuple[Message, Message]:
+def upload_of(simulation: Simulation, guard: Guard | None) -> tuple[Message, Message]:
     """What the clients receive and send in the next round."""
     received = simulation.method.download(simulation.states[0], range(len(simulation.cohort)))
-    upload, _, _ = train_locally(
-        simulation.method,
-        simulation.network,
-        simulation.cohort,
-        received,
-        simulation.memory,
-        simulation.optimizer,
-        [2] * len(simulation.cohort),
-        simulation.round,
-        guard=guard,
-    )
+    clients = replace(simulation.clients, guard=guard)
+    upload = clients.train(received, simulation.memory, simulation.round).uploads
     return received, upload
 
 
@@ -251,14 +257,19 @@ def upload_of(simulation: Simulation, guard: Guard) -> tuple[Message, Message]:
 def test_uploads_of_any_two_sites_are_within_the_sensitivity(name: str) -> None:
     """Before noise: everything that may differ between graphs lies in a ball of radius clip."""
     clip, method = 0.3, create(name)
-    guard = Guard(clip, 0.0, method.tallies, method.public)
     simulation = simulate(method, small_federation((17, 9, 24, 12)), 2, lr=0.5)
+    declared = simulation.servers[0].uploads
+    tallies, publics = (
+        [n for entry in declared if entry.role is role for n in entry.shapes]
+        for role in (Role.COUNT, Role.PUBLIC)
+    )
+    guard = Guard(clip, 0.0, declared)
     received, upload = upload_of(simulation, guard)
-    for tally in method.tallies:
+    for tally in tallies:
         assert tally not in upload or (upload[tally] == 1).all()
-    for known in method.public:
+    for known in publics:
         assert len(upload[known].unique()) == 1, "the same for all clients of equal settings"
-    rest = {n: t for n, t in upload.items() if n not in (*method.tallies, *method.public)}
+    rest = {n: t for n, t in upload.items() if n not in (*tallies, *publics)}
     if name == "local":
         assert not upload
         return
@@ -418,13 +429,10 @@ def test_a_declared_method_needs_sums_only(name: str) -> None:
     """The server's new state from all uploads equals that from their weighted sums."""
     simulation = simulate(name, small_federation((17, 9, 24, 12)), 2, epochs="1-3")
     method = simulation.method
-    assert not isinstance(method.averaged, str)
-    guard = Guard(1e9, 0.0, public=[*method.tallies, *method.public])  # changes nothing
-    _, upload = upload_of(simulation, guard)
-    sums = {
-        n: t.sum(dim=0, keepdim=True) for n, t in privacy.weighed(upload, method.averaged).items()
-    }
-    one = Uploads((), privacy.unweighed(sums, method.averaged))
+    weights = simulation.servers[0].weights_of_means()
+    _, upload = upload_of(simulation, None)
+    sums = {n: t.sum(dim=0, keepdim=True) for n, t in privacy.weighed(upload, weights).items()}
+    one = Uploads((), privacy.unweighed(sums, weights))
     states = [
         method.aggregate(simulation.states[0], sent, np.random.default_rng(0))
         for sent in (Uploads((0, 1, 2, 3), upload), one)
@@ -474,10 +482,10 @@ def test_a_run_says_what_it_spent_and_cannot_be_made_longer(
     out = tmp_path / "run"
     asked = ("run", "fedavg", *SMALL, "--rounds", "2", "--dp", "epsilon=8", "--no-report")
     status, said = command(capsys, *asked, "--out", out)
-    assert (status, "cost epsilon 8 at delta 1e-05" in said) == (0, True)
+    assert (status, "epsilon 8 at delta 1e-05" in said) == (0, True)
     status, said = command(capsys, "run", "--resume", out, "--rounds", "4")
     assert status == 2
-    assert "the noise of --dp was set for" in said
+    assert "the noise of --dp was chosen for" in said
 
 
 def test_a_comparison_is_refused_before_anything_is_trained(
@@ -494,11 +502,16 @@ def test_methods_say_what_happens_to_each_tensor(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, said = command(capsys, "methods", "show", name, "--json")
-    facts, method = json.loads(said), METHODS[name]
+    facts, method = json.loads(said), create(name)
     assert status == 0
-    for row in facts["uploaded"]:
-        tally, public = (row["name"] in names for names in (method.tallies, method.public))
-        wanted = "ones are sent" if tally else "sent as it is" if public else "clipped and noised"
-        assert row["dp"] == wanted
+    roles = {
+        tensor: entry.role
+        for entry in method.uploads(example_sizes(method))
+        for tensor in entry.shapes
+    }
+    words = {Role.COUNT: "ones are sent", Role.PUBLIC: "sent as it is"}
+    assert {row["name"]: row["dp"] for row in facts["uploaded"]} == {
+        tensor: words.get(role, "clipped and noised") for tensor, role in roles.items()
+    }
     assert facts["secure_aggregation"]["possible"] == (name in SUMMABLE)
     assert bool(facts["secure_aggregation"]["why_not"]) == (name not in SUMMABLE)

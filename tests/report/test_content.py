@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from polyphily.report.blocks import BETWEEN, Content, Entries, Figure, Table, thinned
+from polyphily.report.blocks import SEPARATOR, Content, Entries, Figure, Table, subsample
 from polyphily.report.content import content
 from polyphily.report.page import render
-from polyphily.report.runs import Run, differing, find, labels, settings
+from polyphily.report.runs import Run, differing, labels, read_runs, settings
 from polyphily.report.scores import mean_ranks, rank
 from report.stories import DATA, call, compared
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> list[Run]:
-    return find([folder])
+    return read_runs([folder])
 
 
 def figure(page: Content, name: str) -> Figure:
@@ -40,8 +40,8 @@ def figure(page: Content, name: str) -> Figure:
 def combinations(figure: Figure) -> set[str]:
     keys = {""}
     for choice in figure.choices:
-        keys = {f"{key}{BETWEEN}{option}" for key in keys for option in choice.options}
-    return {key.removeprefix(BETWEEN) for key in keys}
+        keys = {f"{key}{SEPARATOR}{option}" for key in keys for option in choice.options}
+    return {key.removeprefix(SEPARATOR) for key in keys}
 
 
 # Ranks and lines ---------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ def test_mean_ranks_leave_out_what_some_lack() -> None:
 
 
 @given(st.integers(1, 300), st.integers(2, 50))
-def test_thinned_keeps_the_ends_and_the_order(count: int, most: int) -> None:
-    found = thinned(range(count), most)
+def test_subsample_keeps_the_ends_and_the_order(count: int, most: int) -> None:
+    found = subsample(range(count), most)
     assert len(found) == min(count, most)
     assert (found[0], found[-1]) == (0, count - 1)
     assert found == sorted(set(found))
@@ -68,7 +68,7 @@ def test_thinned_keeps_the_ends_and_the_order(count: int, most: int) -> None:
 
 def test_curves_are_means_and_deviations_over_seeds(runs: list[Run]) -> None:
     panel = figure(content(runs), "convergence").panels
-    series = {s["name"]: s for s in panel[f"test accuracy{BETWEEN}rounds"]["series"]}
+    series = {s["name"]: s for s in panel[f"test accuracy{SEPARATOR}rounds"]["series"]}
     for run in runs:
         line = series[run.method]
         assert line["x"] == [record["round"] for record in run.records]
@@ -77,11 +77,11 @@ def test_curves_are_means_and_deviations_over_seeds(runs: list[Run]) -> None:
             assert line["y"][k] == pytest.approx(statistics.fmean(seeds), rel=1e-4)
             spread = statistics.stdev(seeds)
             assert line["hi"][k] - line["lo"][k] == pytest.approx(2 * spread, abs=2e-3)
-    sent = panel[f"loss{BETWEEN}megabytes"]["series"]
+    sent = panel[f"loss{SEPARATOR}megabytes"]["series"]
     assert [s["name"] for s in sent] == ["fedavg", "fedprox"]  # local sends nothing
     total = sum(r["bytes_up"] + r["bytes_down"] for r in runs[1].records) / 1e6
     assert sent[0]["x"][-1] == pytest.approx(total, rel=1e-4)
-    seconds = panel[f"loss{BETWEEN}seconds"]["series"]
+    seconds = panel[f"loss{SEPARATOR}seconds"]["series"]
     assert seconds[0]["x"][-1] == pytest.approx(
         sum(r["seconds"] for r in runs[0].records), rel=1e-4
     )
@@ -91,19 +91,19 @@ def test_the_spent_epsilon_is_shown_where_there_is_one(runs: list[Run], tmp_path
     pytest.importorskip("dp_accounting")
     given = [*DATA, "--dp", "epsilon=12,delta=1e-4", "--rounds", 3, "--out", tmp_path / "dp"]
     assert call("run", "fedavg", *map(str, given)) == 0
-    (noised,) = find([tmp_path / "dp"])
+    (noised,) = read_runs([tmp_path / "dp"])
     page = content([noised])
     (spent,) = [fact for fact in page.facts if fact.label == "epsilon spent"]
     assert spent.value == "12"
     assert "of 12, at delta 0.0001" in spent.note
-    (line,) = figure(page, "convergence").panels[f"epsilon{BETWEEN}rounds"]["series"]
+    (line,) = figure(page, "convergence").panels[f"epsilon{SEPARATOR}rounds"]["series"]
     spends = [record["epsilon"] for record in noised.records]
     assert line["x"] == [1, 2, 3]
     assert line["y"] == pytest.approx(spends, rel=1e-4)
     assert spends[0] < spends[1] < spends[2] == pytest.approx(12)
     assert "epsilon spent" in render(page)
     both = figure(content([runs[1], noised]), "convergence")
-    drawn = both.panels[f"epsilon{BETWEEN}rounds"]["series"]
+    drawn = both.panels[f"epsilon{SEPARATOR}rounds"]["series"]
     assert len(drawn) == 1
     plain = content(runs)
     assert "epsilon" not in json.dumps(figure(plain, "convergence").panels)
@@ -163,7 +163,7 @@ def test_advice_and_clients_come_from_the_inspection(runs: list[Run]) -> None:
 def test_without_evidence_the_page_has_scores_and_says_what_lacks(runs: list[Run]) -> None:
     bare = [replace(run, evidence={}) for run in runs]
     page = content(bare)
-    assert {s.id for s in page.sections} == {"result", "convergence", "pairs", "making"}
+    assert {s.id for s in page.sections} == {"result", "convergence", "pairs", "provenance"}
     assert any("not measured" in note for note in page.notes)
     assert "<figure" in render(page)
 
@@ -271,7 +271,7 @@ def test_a_large_comparison_stays_below_five_megabytes(runs: list[Run], tmp_path
 
 def test_runs_are_found_in_the_order_they_were_begun(folder: Path, runs: list[Run]) -> None:
     assert [run.method for run in runs] == ["local", "fedavg", "fedprox"]
-    named = find([folder / "fedprox", folder])
+    named = read_runs([folder / "fedprox", folder])
     assert [run.method for run in named] == ["fedprox", "local", "fedavg"]
 
 
@@ -282,7 +282,7 @@ def test_an_unfinished_run_is_refused_alone_and_left_out_among_others(
     (folder / "local" / "summary.json").unlink()
     assert call("report", folder / "local") == 2
     assert "--resume" in capsys.readouterr().err
-    assert [run.method for run in find([folder])] == ["fedavg"]
+    assert [run.method for run in read_runs([folder])] == ["fedavg"]
 
 
 def test_noise_is_part_of_what_a_run_was(tmp_path: Path) -> None:
@@ -290,6 +290,6 @@ def test_noise_is_part_of_what_a_run_was(tmp_path: Path) -> None:
         call("run", "local", *DATA, "--noise", "edges=0.5", "--rounds", 1, "--out", tmp_path / "n")
         == 0
     )
-    (run,) = find([tmp_path / "n"])
+    (run,) = read_runs([tmp_path / "n"])
     assert run.config["noise"] == "edges=0.5"
     assert call("run", "--resume", tmp_path / "n", "--rounds", "2") == 0

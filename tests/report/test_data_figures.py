@@ -32,7 +32,7 @@ def test_what_is_drawn_of_a_division_is_what_inspect_measures(tmp_path: Path) ->
     assert measured.lost
     scores = [client.structure_inertia_score for client in measured.clients]
     wanted = (np.mean(scores), np.sum(scores), 100 * (1 - measured.lost.label_signal_share))
-    assert data_figures.divided(federation) == pytest.approx(wanted)
+    assert data_figures.inertia_scores(federation) == pytest.approx(wanted)
 
 
 def test_inertia_draws_a_line_per_partition(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import simulate, small_federation
-from polyphily.core.method import create, load_all
+from polyphily.core.method import METHODS, create
 from polyphily.core.settings import Settings
 from polyphily.heterogeneity.inspection import inspect
 from polyphily.report import evidence
@@ -86,7 +86,7 @@ def test_fedgsp_weights_are_the_servers_own() -> None:
     )
 
 
-@pytest.mark.parametrize("method", sorted(load_all()))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_sent_tensors_add_up_to_the_bytes_counted(method: str) -> None:
     """In the first round, in the last, and nothing of the run is changed by looking."""
     simulation = simulate(method, small_federation())
@@ -104,7 +104,7 @@ def test_sent_tensors_add_up_to_the_bytes_counted(method: str) -> None:
         assert torch.equal(value, before[name]), name
 
 
-@pytest.mark.parametrize("method", sorted(load_all()))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_confusion_has_the_accuracy_of_the_best_round(method: str) -> None:
     """Of the first seed, whose best round is not the last in some of these runs."""
     federations = [small_federation(), replace(small_federation(), seed=5)]

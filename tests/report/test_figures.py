@@ -11,7 +11,7 @@ import pytest
 from polyphily.errors import UserError
 from polyphily.report import figures
 from polyphily.report.figures import Look
-from polyphily.report.runs import Run, find
+from polyphily.report.runs import Run, read_runs
 from report.stories import call, compared
 
 BEGINNINGS = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
@@ -19,7 +19,7 @@ BEGINNINGS = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    return find([compared(tmp_path_factory.mktemp("figures") / "runs", "local", "fedprox")])
+    return read_runs([compared(tmp_path_factory.mktemp("figures") / "runs", "local", "fedprox")])
 
 
 def varied(run: Run, score: float, **config: Any) -> Run:
@@ -33,7 +33,7 @@ def varied(run: Run, score: float, **config: Any) -> Run:
 @pytest.mark.parametrize("name", ["convergence", "homophily", "spectral-kl", "ablation"])
 def test_a_figure_is_written(runs: list[Run], name: str, kind: str, tmp_path: Path) -> None:
     file = tmp_path / f"figure.{kind}"
-    figures.save(figures.find(name)(runs, Look()), file)
+    figures.save(figures.find_figure(name)(runs, Look()), file)
     assert file.read_bytes().startswith(BEGINNINGS[kind])
 
 
@@ -62,7 +62,7 @@ def test_sensitivity_finds_what_is_varied(runs: list[Run]) -> None:
     assert list(line.get_xdata()) == [0.1, 1.0]
     assert list(line.get_ydata()) == pytest.approx([75, 50])
     assert axes.get_xlabel() == "mu"
-    with pytest.raises(UserError, match="nothing is"):
+    with pytest.raises(UserError, match="do not differ"):
         figures.sensitivity(runs, Look())
     two = [varied(prox, 0.5, lr=0.1), varied(prox, 0.5, **{"set.mu": 5.0})]
     with pytest.raises(UserError, match="--against"):

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 import polyphily
+from cases import usual_backbone
 from polyphily.cli import main
-from polyphily.core.method import load_all
+from polyphily.core.method import METHODS, create
 from polyphily.runs.folder import RunFolder
 
 ROUNDS = 250
@@ -147,7 +148,8 @@ def start(method: str, folder: Path) -> None:
     federations = [
         polyphily.load("csbm:nodes=40,features=6", clients=4, seed=seed) for seed in (4, 1)
     ]
-    options: dict[str, Any] = {"rounds": 12, "hidden": 8, "backbone": "gcn", "evaluate_every": 2}
+    options: dict[str, Any] = {"rounds": 12, "hidden": 8, "evaluate_every": 2}
+    options["backbone"] = usual_backbone(create(method))
     options |= {"participation": 0.8, "failures": 0.3, "epochs": "1-3", "keep_optimizer": True}
     polyphily.run(method, federations, out=folder, **options)
 
@@ -169,7 +171,7 @@ def killed_at(round_index: int, luck: random.Random, share: float = 0.4) -> Iter
             yield
 
 
-@pytest.mark.parametrize("method", sorted(load_all()))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_goes_on_from_any_checkpoint(method: str, tmp_path: Path, cli: Cli) -> None:
     start(method, tmp_path / "whole")
     luck = random.Random(method)

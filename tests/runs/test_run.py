@@ -24,15 +24,15 @@ from builders import predict, random_graphs
 from cases import SIZES, small_federation
 from polyphily import Federation, Graph, Masks, Result
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, Message
-from polyphily.core.method import load_all
+from polyphily.core.local import Local
+from polyphily.core.messages import Message
+from polyphily.core.method import METHODS, create
 from polyphily.core.settings import Settings
-from polyphily.engines.simulation import network_shape
 from polyphily.errors import TrainingError, UserError
 from polyphily.graphs.partitions import Partition
 from polyphily.methods.fedavg import FedAvg
-from polyphily.nn import backbones
-from polyphily.runs.run import mean_of
+from polyphily.runs.summary import mean_of
+from polyphily.runtime.network import build_network
 
 SMALL: dict[str, Any] = {
     "rounds": 7,
@@ -202,8 +202,9 @@ def test_final_scores_are_those_of_the_predictions(done: Done) -> None:
 def logits_of(done: Done, name: str, client: int) -> torch.Tensor:
     """Class scores of a client's nodes, from the weights in a model's file and nothing else."""
     graph, settings = done.federation.clients[client], Settings(**done.summary["settings"])
-    shape = network_shape(settings, graph.num_features, len(done.federation.classes))
-    network = backbones.build(str(settings.backbone), shape, 0)
+    method = create(done.summary["method"], done.summary["hyperparameters"])
+    classes = len(done.federation.classes)
+    network = build_network(method, settings, graph.num_features, classes, 0)
     weights = load_file(done.folder / "models" / f"{name}.safetensors")
     cohort = Cohort([graph], [(0, 0)], len(done.federation.classes))
     stacked = {n: weight.unsqueeze(0) for n, weight in weights.items()}
@@ -463,7 +464,7 @@ def test_cuda_is_refused_where_there_is_none() -> None:
 
 def test_no_hyperparameter_has_the_name_of_a_setting() -> None:
     settings = {field.name for field in dataclasses.fields(Settings)} | {"out", "progress"}
-    for name, method in load_all().items():
+    for name, method in METHODS.items():
         assert not settings & method.hyperparameters().keys(), name
 
 
@@ -581,6 +582,7 @@ def test_a_run_leaves_its_files(done: Done) -> None:
             "polyphily": polyphily.__version__,
             "method": done.summary["method"],
             "backbone": "gcn",
+            "network": "gcn",
             "dataset": "csbm:nodes=60,features=8",
         }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cases import simulate, small_federation
-from polyphily.core.local import Message
+from polyphily.core.messages import Message
 from polyphily.core.method import create
 from polyphily.core.settings import from_mapping
 from polyphily.engines.simulation import Simulation
@@ -76,7 +76,7 @@ def assert_same_folders(one: Path, other: Path) -> None:
     [
         ("fedavg", {"patience": 4, "rounds": 20}),
         ("fedavg", {"dp": "epsilon=8", "clip": 1.0}),
-        ("fedgsp", {"patience": 4, "rounds": 20, "keep_optimizer": True}),
+        ("fedgsp", {"patience": 4, "rounds": 20, "keep_optimizer": True, "backbone": "unifilter"}),
         ("fedper", {"selection": "client", "patience": 4, "rounds": 20, "evaluate_every": 2}),
         ("fedproto", {"participation": 0.5, "failures": 0.4, "epochs": "1-3"}),
         ("fedopt", {"backbone": "gat", "sample": "3,3"}),
@@ -176,7 +176,7 @@ def test_only_what_fits_trains_in_one_group() -> None:
     alone = simulate("fedavg", federation)
     for room, memory in ((1, 1), (1, 1.9), (3, 3.5)):
         limited = simulate("fedavg", federation, memory=str(int(memory * needed(alone))))
-        assert limited.room == room
+        assert limited.groups.room == room
 
 
 def needed(simulation: Simulation) -> int:
@@ -184,8 +184,8 @@ def needed(simulation: Simulation) -> int:
     low, high = 1, 1 << 40
     while low < high:
         middle = (low + high) // 2
-        simulation.memory_budget = middle
-        if len(simulation._groups(range(simulation.starts[-1]))) == 1:
+        simulation.groups.budget = middle
+        if len(simulation.groups.split(range(simulation.starts[-1]))) == 1:
             high = middle
         else:
             low = middle + 1

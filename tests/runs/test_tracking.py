@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyphily.errors import UserError
-from polyphily.runs.tracking import SINKS, Log, check, scalars
+from polyphily.runs.tracking import SINKS, Log, check_trackers, scalars
 from report.stories import DATA, call
 
 
@@ -96,4 +96,4 @@ def test_an_unknown_tracker_is_refused_before_training(
 def test_an_absent_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyphily.runs.tracking.find_spec", lambda _: None)
     with pytest.raises(UserError, match=rf"polyphily\[{name}\]"):
-        check([name])
+        check_trackers([name])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import polyphily
-from cases import small_federation
+from cases import small_federation, usual_backbone
 from polyphily.core.method import create
 from polyphily.core.settings import from_mapping
 from polyphily.errors import UserError
-from polyphily.runs.tuning import parse, side_by_side, tune
+from polyphily.runs.tuning import parse_rates, side_by_side, tune
 
 SETTINGS = {"rounds": 4, "epochs": 2, "backbone": "gcn", "hidden": 8}
 RATES = [(0.001, 0.0), (0.1, 0.0), (0.1, 0.1)]
@@ -18,9 +18,10 @@ RATES = [(0.001, 0.0), (0.1, 0.0), (0.1, 0.1)]
 @pytest.mark.parametrize("name", ["fedavg", "fedath", "fedgsp", "scaffold"])
 def test_trials_in_one_pass_are_separate_runs_to_the_bit(name: str) -> None:
     federation = small_federation()
-    trials, _ = side_by_side(create(name), [federation], from_mapping(SETTINGS), RATES)
+    settings = {**SETTINGS, "backbone": usual_backbone(create(name))}
+    trials, _ = side_by_side(create(name), [federation], from_mapping(settings), RATES)
     for trial, (lr, decay) in zip(trials, RATES, strict=True):
-        alone = polyphily.run(name, federation, lr=lr, weight_decay=decay, **SETTINGS).summary
+        alone = polyphily.run(name, federation, lr=lr, weight_decay=decay, **settings).summary
         for view, moments in trial.moments.items():
             assert moments[0] == alone["views"][view]["best_val"]
 
@@ -53,10 +54,10 @@ def test_what_is_not_asked_for_keeps_its_default() -> None:
 
 
 def test_wishes_that_cannot_be() -> None:
-    assert parse(["weight-decay=0,1e-3"]) == {"weight_decay": (0.0, 0.001)}
+    assert parse_rates(["weight-decay=0,1e-3"]) == {"weight_decay": (0.0, 0.001)}
     with pytest.raises(UserError, match="rate to tune"):
-        parse(["dropout=0.5"])
+        parse_rates(["dropout=0.5"])
     with pytest.raises(UserError, match="write values"):
-        parse(["lr=fast"])
+        parse_rates(["lr=fast"])
     with pytest.raises(UserError, match="lr"):
         tune(create("fedavg"), [small_federation()], from_mapping(SETTINGS), {"lr": (-1.0,)})

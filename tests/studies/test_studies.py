@@ -14,7 +14,7 @@ from polyphily import load
 from polyphily.cli import app
 from polyphily.core.method import create
 from polyphily.errors import UserError
-from polyphily.graphs.datasets import find as find_dataset
+from polyphily.graphs.datasets import DATASETS
 from polyphily.graphs.partitions import PARTITIONS
 from polyphily.papers import tables
 from polyphily.runs.run import run
@@ -26,7 +26,7 @@ from polyphily.studies import (
     Cell,
     Row,
     Study,
-    find,
+    find_study,
     studies,
     trials,
 )
@@ -63,7 +63,7 @@ def test_what_a_study_names_exists(study: Study) -> None:
     assert len({cell.name for cell in study.cells}) == len(study.cells)
     assert len({row.key for row in study.rows}) == len(study.rows)
     for cell in study.cells:
-        find_dataset(cell.dataset.partition(":")[0])
+        DATASETS.find(cell.dataset.partition(":")[0])
         assert cell.partition in {*PARTITIONS, "natural"}
         tables.paper(study.paper).table(cell.table)
     for row in study.rows:
@@ -280,4 +280,4 @@ def test_the_command_lists_runs_and_writes(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_unknown_study_is_refused() -> None:
     with pytest.raises(UserError, match="fedspa"):
-        find("fedspaa")
+        find_study("fedspaa")

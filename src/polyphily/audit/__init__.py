@@ -1,1 +1,1 @@
-"""What can be learned about a site from what it shares."""
+"""Attacks that measure what a site's uploads reveal about it."""

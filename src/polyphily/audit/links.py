@@ -1,19 +1,19 @@
-"""Link inference: how well a site's edges can be told from what it shares (FedHERO, Section 4.7).
+"""Link inference: predict a site's edges from what it shares (FedHERO, Section 4.7).
 
-FedHERO refers to Gong and Liu (2018) and gives no procedure. Ours: as many edges as pairs without
-an edge, drawn at random; a pair's score is the cosine of its two nodes' representations; reported
-are the area under the ROC curve, and the accuracy of the threshold that two-means finds without
-knowing any edge. One half is chance for both.
+FedHERO refers to Gong and Liu (2018) and gives no procedure. Ours draws as many edges as pairs of
+nodes without an edge, at random, and scores each pair by the cosine of its two nodes'
+representations. It reports the area under the ROC curve (AUC), and the accuracy of a threshold that
+two-means finds without knowing any edge. Chance level is one half for both.
 
-What the attacker sees:
+The attacker knows one of:
 
-features          the nodes' features and no model: what the method cannot be blamed for
-model             the features, and the parameters that the client sent: representations of nodes
-                  without their edges
-representations   representations that the sent parameters make on the client's own graph. They
-                  never leave a site here; FedHERO's attack has them
+features          the nodes' features but no model: the baseline, the same for every method
+model             the features and the parameters that the client sent; representations are computed
+                  without edges
+representations   the representations that the sent parameters compute on the client's own graph.
+                  In this library they never leave a site; FedHERO's attack uses them
 
-Parameters that a client keeps to itself are zero in all of them, so that they say nothing.
+Parameters that a client does not send are set to zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scipy.stats import rankdata
 from torch.func import functional_call
 
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Message, model_part
+from polyphily.core.messages import Message, model_part
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import BoolArray, Features, Graph, IntArray
 from polyphily.graphs.noise import new_pairs
@@ -37,21 +37,21 @@ from polyphily.graphs.random import generator
 from polyphily.nn.backbones import Output
 
 FloatArray = npt.NDArray[np.float64]
-MOST = 50_000  # edges of a client that are tried
+MAX_EDGES = 50_000  # maximum number of edges per client
 KNOWLEDGE = ("features", "model", "representations")
 CHANCE = 0.5
 
 
 @dataclass(frozen=True)
 class Attack:
-    """How well edges of one client are told from pairs without one.
+    """The result of the attack on one client.
 
     Attributes:
         auc: area under the ROC curve.
-        accuracy: of the threshold found by two-means.
-        pairs: how many were tried, half of them edges.
-        chance_either_way: what the larger of AUC and 1 - AUC is on average where scores say
-            nothing; above one half, the more the fewer pairs there are.
+        accuracy: accuracy of the threshold found by two-means.
+        pairs: the number of scored pairs, half of them edges.
+        chance_either_way: the expected value of max(AUC, 1 - AUC) for uninformative scores. It is
+            above one half, and the larger the fewer pairs there are.
     """
 
     auc: float
@@ -61,40 +61,40 @@ class Attack:
 
     @property
     def either_way(self) -> float:
-        """The AUC of an attacker who knows whether like or unlike nodes are joined."""
+        """The AUC of an attacker who knows whether edges join similar or dissimilar nodes."""
         return max(self.auc, 1 - self.auc)
 
 
 def audit(simulation: Simulation) -> dict[str, list[Attack | None]]:
-    """The attack on every client of the first federation, by what the attacker sees.
+    """Attack every client of the first federation, for each kind of knowledge (`KNOWLEDGE`).
 
-    None where a client has no edge, or no pair without one, and where nothing is shared.
+    An entry is None if the client has no edges, or no pairs without an edge, or shares nothing.
     """
     federation = simulation.federations[0]
-    trials = [trial(graph, federation.seed, k) for k, graph in enumerate(federation.clients)]
-    seen: dict[str, list[Features] | None] = {
+    drawn = [draw_pairs(graph, federation.seed, k) for k, graph in enumerate(federation.clients)]
+    known: dict[str, list[Features] | None] = {
         "features": [graph.features for graph in federation.clients],
         **representations(simulation),
     }
     return {
         name: [
-            None if found is None or own is None else attack(found[k], *own)
-            for k, own in enumerate(trials)
+            None if found is None or pairs is None else attack(found[k], *pairs)
+            for k, pairs in enumerate(drawn)
         ]
-        for name, found in seen.items()
+        for name, found in known.items()
     }
 
 
 def representations(simulation: Simulation) -> dict[str, list[Features] | None]:
-    """Representations of each client's nodes by what it sent, without edges and with them."""
+    """Compute each client's representations by its sent parameters, without and with edges."""
     federation = simulation.federations[0]
     count = len(federation)
     params = sent_parameters(simulation)
     if params is None:
         return {"model": None, "representations": None}
-    lonely = [replace(g, edges=np.empty((2, 0), dtype=np.int64)) for g in federation.clients]
+    without_edges = [replace(g, edges=np.empty((2, 0), dtype=np.int64)) for g in federation.clients]
     found: dict[str, list[Features] | None] = {}
-    for name, graphs in (("model", lonely), ("representations", list(federation.clients))):
+    for name, graphs in (("model", without_edges), ("representations", list(federation.clients))):
         cohort = Cohort(
             graphs,
             simulation.cohort.keys[:count],
@@ -110,7 +110,7 @@ def representations(simulation: Simulation) -> dict[str, list[Features] | None]:
 
 
 def sent_parameters(simulation: Simulation) -> Message | None:
-    """The first federation's parameters as they were sent, zero where they stay with the client."""
+    """Return the first federation's sent parameters, with zeros for those that are not sent."""
     count = len(simulation.federations[0])
     trained = {n: t[:count] for n, t in model_part(simulation.memory).items()}
     shared = [n for n in trained if simulation.method.shares(simulation.network, n)]
@@ -122,12 +122,12 @@ def sent_parameters(simulation: Simulation) -> Message | None:
 # The attack --------------------------------------------------------------------------------------
 
 
-def trial(graph: Graph, seed: int, client: int) -> tuple[IntArray, BoolArray] | None:
-    """Pairs of nodes, and which of them are edges: half are."""
+def draw_pairs(graph: Graph, seed: int, client: int) -> tuple[IntArray, BoolArray] | None:
+    """Draw pairs of nodes, half of them edges; return them with a mask of the edges."""
     rng = generator(seed, f"link inference/{client}")
     edges = graph.edges[:, graph.edges[0] < graph.edges[1]]
     free = graph.num_nodes * (graph.num_nodes - 1) // 2 - edges.shape[1]
-    count = min(edges.shape[1], free, MOST)
+    count = min(edges.shape[1], free, MAX_EDGES)
     if count == 0:
         return None
     chosen = edges[:, rng.permutation(edges.shape[1])[:count]]
@@ -136,7 +136,7 @@ def trial(graph: Graph, seed: int, client: int) -> tuple[IntArray, BoolArray] | 
 
 
 def attack(representation: Features, pairs: IntArray, linked: BoolArray) -> Attack:
-    """Scores pairs by cosine and compares with the truth."""
+    """Score pairs by cosine similarity and compare with the true edges."""
     scores = cosines(representation, pairs)
     guess = scores > two_means(scores)
     accuracy = float((guess == linked).mean())
@@ -144,7 +144,7 @@ def attack(representation: Features, pairs: IntArray, linked: BoolArray) -> Atta
 
 
 def cosines(representation: Features, pairs: IntArray) -> FloatArray:
-    """Of each pair of rows; zero where a row is."""
+    """Return the cosine similarity of each pair of rows; zero if a row is zero."""
     if sp.issparse(representation):
         entries = sp.csr_array(representation, dtype=np.float64)
         left, right = entries[pairs[0]], entries[pairs[1]]
@@ -161,9 +161,9 @@ def cosines(representation: Features, pairs: IntArray) -> FloatArray:
 
 
 def two_means(values: FloatArray) -> float:
-    """The threshold between two groups of numbers with the least squared distance to their means.
+    """Return the threshold that splits values into two groups with the least within-group variance.
 
-    Exact: the best of all cuts of the sorted values. Values above it are in the upper group.
+    This is exact, since all cuts of the sorted values are compared.
 
     >>> two_means(np.array([0.0, 0.1, 0.9, 1.0]))
     0.5
@@ -171,14 +171,14 @@ def two_means(values: FloatArray) -> float:
     ordered = np.sort(values)
     below = np.arange(1, len(ordered))
     sums = np.cumsum(ordered)[:-1]
-    # Within-group squares are least where the groups' n · mean² are largest in sum.
+    # The within-group sum of squares is least where the sum of n · mean² over groups is largest.
     gain = sums**2 / below + (ordered.sum() - sums) ** 2 / (len(ordered) - below)
     cut = int(np.argmax(gain))
     return float((ordered[cut] + ordered[cut + 1]) / 2)
 
 
 def area(scores: FloatArray, positive: BoolArray) -> float:
-    """Area under the ROC curve, ties counting half."""
+    """Return the area under the ROC curve; ties count half."""
     ranks = rankdata(scores)
     count = int(positive.sum())
     return float(
@@ -187,10 +187,10 @@ def area(scores: FloatArray, positive: BoolArray) -> float:
 
 
 def chance_either_way(scores: FloatArray, positive: BoolArray) -> float:
-    """The mean of max(AUC, 1 - AUC) when labels are dealt out anew, scores staying as they are.
+    """Return the expected value of max(AUC, 1 - AUC) if labels are permuted at random.
 
-    The AUC then has the mean one half and the variance of a rank sum with ties (Mann and Whitney
-    1947), and is all but normal, so that its mean distance from one half is sqrt(2/pi) deviations.
+    The AUC then has mean one half and the variance of a rank sum with ties (Mann and Whitney 1947).
+    It is approximately normal, so its mean distance from one half is sqrt(2/pi) deviations.
     """
     total, count = len(scores), int(positive.sum())
     _, ties = np.unique(scores, return_counts=True)
@@ -200,6 +200,6 @@ def chance_either_way(scores: FloatArray, positive: BoolArray) -> float:
 
 
 def mean(attacks: list[Attack | None], value: Callable[[Attack], float]) -> float | None:
-    """The plain mean over clients."""
+    """Return the unweighted mean over clients; None if no client was attacked."""
     known = [value(found) for found in attacks if found is not None]
     return float(np.mean(known)) if known else None

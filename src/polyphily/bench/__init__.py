@@ -1,2 +1,2 @@
-"""How fast a round is (`polyphily bench`): against one client after the other, against a plain
-torch_geometric loop, and against what the machine could do."""
+"""Timings of a round (`polyphily bench`): against the sequential engine, against a plain
+torch_geometric loop, and against the machine's roofline."""

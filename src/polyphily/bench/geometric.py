@@ -1,7 +1,7 @@
-"""FedAvg as most code has it: a loop over clients, each a torch_geometric model of its own.
+"""FedAvg as most code implements it: a loop over clients, each with a torch_geometric model.
 
-The yardstick for the stacked engine. It does what peers do, with nothing left out and nothing put
-in: load the global weights, train a GCN for some epochs with Adam, average the state dictionaries.
+This is the baseline for the stacked engine. A round loads the global weights, trains a GCN for some
+epochs with Adam and averages the state dictionaries, as other libraries do.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class Client:
         return {name: value.detach() for name, value in self.model.state_dict().items()}
 
     @torch.no_grad()
-    def hits(self, state: dict[str, Tensor]) -> tuple[int, int]:
-        """How many test nodes are right, and how many there are."""
+    def count_correct(self, state: dict[str, Tensor]) -> tuple[int, int]:
+        """Return the number of correctly classified test nodes and the number of test nodes."""
         self.model.load_state_dict(state)
         self.model.eval()
-        right = self.model(self.x, self.edges).argmax(dim=1) == self.labels
-        return int(right[self.test].sum()), int(self.test.sum())
+        correct = self.model(self.x, self.edges).argmax(dim=1) == self.labels
+        return int(correct[self.test].sum()), int(self.test.sum())
 
 
 class Loop:
-    """Clients trained one after the other."""
+    """A federation whose clients are trained one after the other."""
 
     def __init__(
         self,
@@ -101,16 +101,16 @@ class Loop:
         self.state = {name: value.clone() for name, value in first.items()}
 
     def advance(self) -> None:
-        """One round."""
+        """Train one round."""
         states = [client.fit(self.state, self.epochs) for client in self.clients]
         self.state = _mean(states, self.sizes)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def accuracy(self) -> float:
-        """Of the global model on all test nodes."""
-        counts = [client.hits(self.state) for client in self.clients]
-        return sum(right for right, _ in counts) / max(sum(total for _, total in counts), 1)
+        """Return the accuracy of the global model on all test nodes."""
+        counts = [client.count_correct(self.state) for client in self.clients]
+        return sum(correct for correct, _ in counts) / max(sum(total for _, total in counts), 1)
 
 
 def _mean(states: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
-"""What a round must move and compute, and what the machine can: the fraction that is reached."""
+"""A roofline model: the bytes and operations of a round, and the speed of the machine."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ FLOAT, INDEX = 4, 4  # bytes
 
 @dataclass(frozen=True)
 class Work:
-    """Of a round: bytes that memory must give and take, and floating-point operations."""
+    """The bytes that a round moves to and from memory, and its floating-point operations."""
 
     bytes: float
     operations: float
@@ -23,23 +24,28 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured: bytes per second of a large copy (read and write), operations per second
-    of a large float32 product."""
+    """The measured speed of a machine.
+
+    Attributes:
+        bandwidth: bytes per second of a large copy, reads and writes together.
+        rate: operations per second of a large float32 matrix product.
+    """
 
     bandwidth: float
     rate: float
 
     def seconds(self, work: Work) -> float:
-        """The time that the work takes at the least."""
+        """Return a lower bound on the time that the work takes."""
         return max(work.bytes / self.bandwidth, work.operations / self.rate)
 
 
-def work_of(simulation: Simulation) -> Work:
-    """A count for FedAvg on a GCN: every operand is read once and every result written once.
+def count_work(simulation: Simulation) -> Work:
+    """Count the work of a round of FedAvg on a GCN.
 
-    For each step, forward and backward: X W1 through the stored features, both propagations, the
-    hidden layer's product, and Adam over all weights (seven numbers each); a broadcast and an
-    average of the weights at the ends of the round. Dropout, losses and scoring are left out.
+    Every operand is read once and every result written once. A step has the product X W1 over the
+    stored features, both propagations and the product of the hidden layer, forward and backward,
+    and Adam over all weights (seven numbers each). A round adds the broadcast and the average of
+    the weights. Dropout, losses and scoring are not counted.
     """
     cohort, settings = simulation.cohort, simulation.settings
     nodes, hidden = cohort.num_nodes, settings.hidden or 1
@@ -61,33 +67,32 @@ def work_of(simulation: Simulation) -> Work:
 
 
 def measure(device: torch.device, seconds: float = 0.3) -> Machine:
-    """The machine's copy bandwidth and matrix rate, on the threads that torch has now."""
+    """Measure the copy bandwidth and the matrix rate with torch's present number of threads."""
     cuda = device.type == "cuda"
     large = 1 << (28 if cuda else 25)
     source = torch.ones(large, device=device)
     target = torch.empty_like(source)
     side = 8192 if cuda else 1024
     matrix = torch.randn(side, side, device=device)
-    copy = _best(lambda: target.copy_(source), device, seconds)
-    product = _best(lambda: matrix @ matrix, device, seconds)
+    copy = _shortest(lambda: target.copy_(source), device, seconds)
+    product = _shortest(lambda: matrix @ matrix, device, seconds)
     return Machine(2 * FLOAT * large / copy, 2 * side**3 / product)
 
 
-def _best(work: object, device: torch.device, seconds: float) -> float:
-    """The shortest of several runs, after one that is not counted."""
-    assert callable(work)
+def _shortest(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the shortest time of several calls, after a first call that is not timed."""
     best, until = float("inf"), time.perf_counter() + seconds
     work()
     while True:
-        _wait(device)
+        _synchronize(device)
         began = time.perf_counter()
         work()
-        _wait(device)
+        _synchronize(device)
         best = min(best, time.perf_counter() - began)
         if time.perf_counter() > until:
             return best
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The timings that `docs/performance.md` shows: functions that give records for its tables."""
+"""The timings of `docs/performance.md`: each function returns the records of a table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from polyphily.bench.roofline import measure, work_of
-from polyphily.bench.timing import PLAIN, accuracy, compare, in_turn, simulation_of
+from polyphily.bench.roofline import count_work, measure
+from polyphily.bench.timing import PLAIN, accuracy, compare, make_simulation, time_rounds
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.loading import Federation, load
-from polyphily.runs.run import products_in
+from polyphily.runtime.machine import matmul_precision
 
 GCN = {"backbone": "gcn", "hidden": 64, "epochs": 3, "input_dropout": 0.0}
 SPEED = (
@@ -30,7 +30,7 @@ SPEED = (
 )
 METHODS = (
     ("fedspa", "acm-gcn"),
-    ("fedgsp", "gcn"),
+    ("fedgsp", "unifilter"),
     ("fedhero", "acm-gcn"),
     ("s2fgl", "acm-gcn"),
     ("fedath", "gcn"),
@@ -40,7 +40,7 @@ Record = dict[str, Any]
 
 
 def machine(device: str) -> Record:
-    """Where the timings were made."""
+    """Describe and measure the machine."""
     found = measure(torch.device(device))
     cuda = device != "cpu"
     return {
@@ -63,10 +63,10 @@ def _processor() -> str:
 
 
 def record(federation: Federation, method: str, options: Mapping[str, Any], rounds: int) -> Record:
-    """A method's round on every engine; for FedAvg on a GCN with what it takes at the least."""
+    """Time a round on every engine; for FedAvg on a GCN add the roofline."""
     found = compare(federation, method=method, options=options, rounds=rounds)
     stacked = found["stacked"].median
-    made: Record = {
+    result: Record = {
         "dataset": federation.dataset,
         "partition": federation.partition.name,
         "clients": len(federation),
@@ -83,30 +83,30 @@ def record(federation: Federation, method: str, options: Mapping[str, Any], roun
         },
     }
     if PLAIN in found:
-        simulation = simulation_of([federation], method, options)
-        work, roof = work_of(simulation), measure(simulation.device)
-        made["roofline"] = {
+        simulation = make_simulation([federation], method, options)
+        work, roof = count_work(simulation), measure(simulation.device)
+        result["roofline"] = {
             "megabytes": work.bytes / 1e6,
             "megaflops": work.operations / 1e6,
             "least_ms": 1000 * roof.seconds(work),
             "reached": roof.seconds(work) / stacked,
         }
-    return made
+    return result
 
 
 def speed(device: str, rounds: int = 15, get: Loader = load) -> Iterator[Record]:
-    """A round of FedAvg on GCN-64 against the sequential engine and a torch_geometric loop."""
+    """Compare a round of FedAvg on GCN-64 with the sequential engine and a torch_geometric loop."""
     for dataset, partition, clients in SPEED:
         federation = get(dataset, partition=partition, clients=clients)
         yield record(federation, "fedavg", {**GCN, "device": device}, rounds)
 
 
 def methods(device: str, rounds: int = 6, get: Loader = load) -> Iterator[Record]:
-    """The five methods on Cora with 20 clients against the sequential engine, beside FedAvg."""
+    """Compare five methods on Cora with 20 clients with the sequential engine and with FedAvg."""
     federation = get("cora", partition="louvain-capped", clients=20)
     for name, backbone in METHODS:
         options = {"backbone": backbone, "hidden": 64, "epochs": 3, "device": device}
-        timed = rounds if name != "s2fgl" else rounds + 20  # whose terms start after round 20
+        timed = rounds if name != "s2fgl" else rounds + 20  # its extra terms start after round 20
         found = compare(federation, method=name, options=options, rounds=timed)
         plain = compare(federation, options=options, rounds=rounds, sequential=False, plain=False)
         last = {n: statistics.median(t.seconds[-rounds:]) for n, t in found.items()}
@@ -122,27 +122,27 @@ def methods(device: str, rounds: int = 6, get: Loader = load) -> Iterator[Record
 
 
 def scale(device: str, rounds: int = 5) -> Record:
-    """1,000 clients of 100 nodes against 10 clients of 10,000 nodes."""
+    """Compare 1,000 clients of 100 nodes with 10 clients of 10,000 nodes."""
     simulations: dict[str, Simulation] = {}
     for clients, nodes in ((1000, 100), (10, 10_000)):
         federation = load(f"csbm:nodes={nodes},degree=10,features=64", clients=clients)
-        simulations[f"{clients} x {nodes}"] = simulation_of(
+        simulations[f"{clients} x {nodes}"] = make_simulation(
             [federation], "fedavg", {**GCN, "device": device}
         )
-    seconds = in_turn({n: _advance(s) for n, s in simulations.items()}, rounds)
+    seconds = time_rounds({n: s.advance for n, s in simulations.items()}, rounds)
     many, few = (statistics.median(found) for found in seconds.values())
     return {"many_ms": 1000 * many, "few_ms": 1000 * few, "ratio": many / few}
 
 
 def seeds(device: str, rounds: int = 10, get: Loader = load) -> Record:
-    """Five seeds in one pass against one, and how far the first is from its separate run."""
+    """Compare five seeds in one pass with one seed, in time and in the resulting weights."""
     federations = [
         get("cora", partition="louvain-capped", clients=20, seed=seed) for seed in range(5)
     ]
     options = {**GCN, "device": device}
-    one = simulation_of(federations[:1], "fedavg", options)
-    five = simulation_of(federations, "fedavg", options)
-    seconds = in_turn({"one": _advance(one), "five": _advance(five)}, rounds)
+    one = make_simulation(federations[:1], "fedavg", options)
+    five = make_simulation(federations, "fedavg", options)
+    seconds = time_rounds({"one": one.advance, "five": five.advance}, rounds)
     apart = max(
         float((five.memory[name][: len(value)] - value).abs().max())
         for name, value in one.memory.items()
@@ -154,16 +154,16 @@ def seeds(device: str, rounds: int = 10, get: Loader = load) -> Record:
 
 
 def precision(device: str, rounds: int = 50, get: Loader = load) -> Record:
-    """Shorter numbers in products: time of a round and accuracy, over five seeds."""
+    """Compare the precisions of matrix products in time and accuracy, over five seeds."""
     federations = [
         get("cora", partition="louvain-capped", clients=20, seed=seed) for seed in range(5)
     ]
     found: Record = {}
     for name in ("float32", "bf16") if device == "cpu" else ("float32", "tf32", "bf16"):
-        with products_in(name):
+        with matmul_precision(name):
             options = {**GCN, "device": device, "precision": name}
-            simulation = simulation_of(federations, "fedavg", options)
-            seconds = in_turn({name: _advance(simulation)}, rounds)[name]
+            simulation = make_simulation(federations, "fedavg", options)
+            seconds = time_rounds({name: simulation.advance}, rounds)[name]
         found[name] = {
             "ms": 1000 * statistics.median(seconds),
             "accuracy": accuracy(simulation),
@@ -180,10 +180,10 @@ def large(
     clients: int = 100,
     rounds: int = 2,
 ) -> Record:
-    """A federation of a million nodes and ten million edges: seconds of a round, memory.
+    """Measure time and memory of a round with a million nodes and ten million edges.
 
-    On a CPU, training may take 8 GB and all cores, in a process of its own: the memory that is
-    told is the most that the process ever had.
+    On a CPU, training can use 8 GB and all cores. It runs in a process of its own, since its memory
+    is reported as the peak of the process.
     """
     if device == "cpu" and multiprocessing.parent_process() is None:
         context = multiprocessing.get_context("spawn")
@@ -192,15 +192,15 @@ def large(
             return pool.submit(task).result()
     each = nodes // clients
     federation = load(f"csbm:nodes={each},degree=20,features=128", clients=clients)
-    backbone = {"fedspa": "acm-gcn"}.get(method, "gcn")
+    backbone = {"fedspa": "acm-gcn", "fedgsp": "unifilter"}.get(method, "gcn")
     options = {**GCN, "backbone": backbone, "device": device}
     if device == "cpu":
         options["memory"] = "8GB"
-    simulation = simulation_of([federation], method, options)
+    simulation = make_simulation([federation], method, options)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
     reports = [simulation.advance() for _ in range(rounds)]
-    peak = torch.cuda.max_memory_allocated(device) if device != "cpu" else _resident()
+    peak = torch.cuda.max_memory_allocated(device) if device != "cpu" else _peak_resident()
     return {
         "method": method,
         "nodes": sum(graph.num_nodes for graph in federation.clients),
@@ -213,20 +213,14 @@ def large(
     }
 
 
-def _advance(simulation: Simulation) -> Callable[[], None]:
-    def once() -> None:
-        simulation.advance()
-
-    return once
-
-
-def _resident() -> int:
+def _peak_resident() -> int:
+    """Return the peak resident size of this process in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def summary(records: Mapping[str, Any]) -> str:
-    """The records of one machine in Markdown."""
+    """Return the records of one machine as Markdown."""
     where = records["machine"]
     threads = _threads(where["threads"]) if records["device"] == "cpu" else ""
     parts = [
@@ -252,13 +246,13 @@ def summary(records: Mapping[str, Any]) -> str:
         )
     if found := records.get("precision"):
         base = found["float32"]["accuracy"]
-        told = ", ".join(
+        text = ", ".join(
             f"{name} {own['ms']:.2f} ms and {100 * own['accuracy']:.2f} % "
             f"({100 * (own['accuracy'] - base):+.2f})"
             for name, own in found.items()
         )
         lines.append(
-            f"- Cora, 20 clients, five seeds, {found['float32']['rounds']} rounds: {told}."
+            f"- Cora, 20 clients, five seeds, {found['float32']['rounds']} rounds: {text}."
         )
     lines += [
         f"- {found['nodes']:,} nodes, {found['edges']:,} edges, {found['clients']} clients, "

@@ -1,4 +1,4 @@
-"""Rounds of several engines timed in turn: whatever else the machine does hits all alike."""
+"""Timing of several engines in turn, so that other load on the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch
 from polyphily.bench.geometric import Loop
 from polyphily.core.method import create
 from polyphily.core.metrics import Evaluator
-from polyphily.core.recipes import fill
 from polyphily.core.settings import from_mapping
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.loading import Federation
+from polyphily.runtime.network import complete
 
-WARM_UP = 3  # rounds that are not counted: kernels load, constants are computed, graphs recorded
+WARM_UP = 3  # untimed rounds, in which kernels are loaded and CUDA graphs recorded
 PLAIN = "torch_geometric"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a round.
+    """The timing of an engine.
 
     Attributes:
-        seconds: of every counted round.
-        accuracy: of the global model on all test nodes afterwards.
-        note: what to know about it.
+        seconds: the time of every timed round.
+        accuracy: of the global model on all test nodes after the last round.
+        note: a remark on how the rounds were run.
     """
 
     seconds: tuple[float, ...]
@@ -46,13 +46,13 @@ class Timing:
         return float(np.quantile(self.seconds, 0.95))
 
 
-def simulation_of(
+def make_simulation(
     federations: Sequence[Federation], method: str, options: Mapping[str, Any]
 ) -> Simulation:
     first = federations[0]
     chosen = create(method)
-    settings = from_mapping({"backbone": chosen.backbone, **options})
-    filled = fill(settings, first.kind, first.metric, dense=first.dense)
+    settings = from_mapping(dict(options))
+    filled = complete(settings, chosen, first.kind, first.metric, dense=first.dense)
     return Simulation(chosen, federations, filled)
 
 
@@ -63,15 +63,15 @@ def accuracy(simulation: Simulation) -> float:
     return float(np.average(scores, weights=evaluator.counts[:, 1]))
 
 
-def in_turn(
-    engines: Mapping[str, Callable[[], None]], rounds: int, every: Mapping[str, int] | None = None
+def time_rounds(
+    engines: Mapping[str, Callable[[], object]], rounds: int, every: Mapping[str, int] | None = None
 ) -> dict[str, tuple[float, ...]]:
-    """Times the engines round by round, one after the other.
+    """Time engines round by round, one after the other.
 
     Args:
-        engines: what to run, by name.
-        rounds: counted rounds of each.
-        every: a slow engine may run in every n-th turn only.
+        engines: the functions that run a round, by name.
+        rounds: the number of timed rounds.
+        every: engines that run in every n-th turn only, because they are slow.
     """
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(WARM_UP + rounds):
@@ -94,12 +94,12 @@ def compare(
     sequential: bool = True,
     plain: bool = True,
 ) -> dict[str, Timing]:
-    """The stacked engine, the sequential one, and a plain torch_geometric loop (FedAvg on GCN)."""
-    stacked = simulation_of([federation], method, options)
+    """Time the stacked and the sequential engine, and for FedAvg on GCN a torch_geometric loop."""
+    stacked = make_simulation([federation], method, options)
     engines: dict[str, Callable[[], object]] = {"stacked": stacked.advance}
     scores: dict[str, Callable[[], float]] = {"stacked": lambda: accuracy(stacked)}
     if sequential:
-        single = simulation_of([federation], method, {**options, "engine": "sequential"})
+        single = make_simulation([federation], method, {**options, "engine": "sequential"})
         engines["sequential"] = single.advance
         scores["sequential"] = lambda: accuracy(single)
     settings = stacked.settings
@@ -113,14 +113,7 @@ def compare(
             device=settings.device,
         )
         engines[PLAIN], scores[PLAIN] = loop.advance, loop.accuracy
-
-    def run(advance: Callable[[], object]) -> Callable[[], None]:
-        def once() -> None:
-            advance()
-
-        return once
-
-    seconds = in_turn({name: run(advance) for name, advance in engines.items()}, rounds)
+    seconds = time_rounds(engines, rounds)
     notes = {"stacked": _note(stacked)}
     return {name: Timing(seconds[name], scores[name](), notes.get(name, "")) for name in engines}
 

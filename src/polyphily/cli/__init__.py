@@ -1,9 +1,13 @@
-"""The command line. Heavy imports happen inside the commands, so that `--help` answers at once."""
+"""The command line. Commands import torch and the like when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -23,6 +27,7 @@ from polyphily.cli import (
     training,
 )
 from polyphily.errors import PolyphilyError
+from polyphily.registry import PluginWarning
 
 app = typer.Typer(
     name="polyphily",
@@ -44,8 +49,8 @@ studying.add_to(app)
 benching.add_to(app)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"polyphily {__version__}")
         raise typer.Exit
 
@@ -54,47 +59,72 @@ def _version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and stop."
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version and exit.",
     ),
 ) -> None:
     """Federated graph learning for graphs that differ in kind."""
-    ranks.check(context.invoked_subcommand)
+    ranks.check_launcher(context.invoked_subcommand)
 
 
 def main() -> None:
-    """Runs the command line: exit status 2 for a user's mistake, 1 for a failure, no traceback.
+    """Run the command line; exit with status 2 after a user's mistake and 1 after a failure.
 
-    `POLYPHILY_DEBUG=1` shows the traceback.
+    Errors are printed without a traceback, unless `POLYPHILY_DEBUG=1` is set.
     """
     try:
-        app()
+        with _plain_plugin_warnings():
+            app()
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _print_error("interrupted")
         sys.exit(130)
     except PolyphilyError as error:
         if os.environ.get("POLYPHILY_DEBUG"):
             raise
-        _complain(str(error))
+        _print_error(str(error))
         sys.exit(error.exit_status)
     except Exception as error:
         if os.environ.get("POLYPHILY_DEBUG"):
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            _complain(
+            _print_error(
                 f"the GPU has no memory left. {str(error).partition('. ')[0]}.\n"
-                "--memory 20GB, say, trains in turn what does not fit into that much; fewer seeds "
-                "or --device cpu need less, too."
+                "Set a limit such as --memory 20GB: clients that do not fit into it train in turn. "
+                "Fewer seeds or --device cpu also need less."
             )
             sys.exit(1)
-        _complain(
+        _print_error(
             f"failed: {type(error).__name__}: {error}\n"
-            "This is a failure of the run, not of your request. "
-            "POLYPHILY_DEBUG=1 shows where it happened."
+            "This is a failure of the program, not a mistake in your command. "
+            "Set POLYPHILY_DEBUG=1 to see where it happened."
         )
         sys.exit(1)
 
 
-def _complain(message: str) -> None:
+@contextmanager
+def _plain_plugin_warnings() -> Iterator[None]:
+    """Print a warning about a plug-in as one line, without Python's file name and source line."""
+    with warnings.catch_warnings():  # restores `showwarning` at the end
+        show_other = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, PluginWarning):
+                _print_message("warning:", "bold yellow", str(message))
+            else:
+                show_other(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def _print_error(message: str) -> None:
+    _print_message("error:", "bold red", message)
+
+
+def _print_message(label: str, style: str, message: str) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print("error:", style="bold red", end=" ")
+    console.print(label, style=style, end=" ")
     console.print(message, markup=False)

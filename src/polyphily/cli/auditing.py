@@ -1,4 +1,4 @@
-"""`polyphily audit`: what can be told about a site's edges from what it shared."""
+"""`polyphily audit`: how much about a client's edges can be inferred from what it shares."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def audit(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Try to infer the clients' edges from what they shared (first seed, last round)."""
+    """Try to infer the clients' edges from what they sent (first seed, last round)."""
     from polyphily.audit import links
     from polyphily.cli import terminal
     from polyphily.cli.inspecting import progress
-    from polyphily.cli.training import restored
+    from polyphily.cli.training import restore
     from polyphily.report import runs
 
-    found = runs.find(folders)
+    found = runs.read_runs(folders)
     rows: list[dict[str, Any]] = []
-    with progress() as tell:
+    with progress() as report:
         for label, run in zip(runs.labels(found), found, strict=True):
-            tell(f"attacking {run.path}")
-            for name, attacks in links.audit(restored(run.path).simulation).items():
+            report(f"attacking {run.path}")
+            for name, attacks in links.audit(restore(run.path).simulation).items():
                 rows.append(
                     {
                         "run": label,
@@ -62,7 +62,7 @@ def audit(
     for title in ("AUC", "accuracy", "chance", "by client", "either way", "chance"):
         table.add_column(title, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
-        aucs = [own and own["auc"] for own in row["clients"]]
+        aucs = [client and client["auc"] for client in row["clients"]]
         table.add_row(
             row["run"] if i == 0 or rows[i - 1]["folder"] != row["folder"] else "",
             row["sees"],
@@ -76,9 +76,9 @@ def audit(
     terminal.out.print("[bold]Link inference[/bold], in %, mean over clients")
     terminal.out.print(table)
     terminal.out.print(
-        "[dim]–: nothing is shared; features: no model at all; model: features and the parameters "
-        "that were sent; representations: what these make of the client's graph, which never "
-        "leaves it. "
-        "Either way: unlike nodes may be joined, and an attacker may know which clients are so: "
-        "the larger of AUC and 100 - AUC, beside what it is when scores say nothing[/dim]"
+        "[dim]–: nothing is shared. The attacker sees features: no model at all; model: features "
+        "and the parameters that were sent; representations: the output of that model on the "
+        "client's graph, which is never sent. Either way: the larger of AUC and 100 - AUC, for an "
+        "attacker who knows at which clients unlike nodes are joined; chance is its value if the "
+        "scores say nothing.[/dim]"
     )

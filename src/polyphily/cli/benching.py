@@ -1,4 +1,4 @@
-"""`polyphily bench`: how fast a round is, and how fast it could be."""
+"""`polyphily bench`: the time of a round, and the least time the machine allows."""
 
 from __future__ import annotations
 
@@ -11,50 +11,54 @@ from rich.console import Console
 
 from polyphily.errors import UserError
 
+PARTS = ("speed", "methods", "scale", "seeds", "precision", "large")
+
 
 def add_to(app: typer.Typer) -> None:
     app.command("bench")(bench)
 
 
 def bench(
-    dataset: Annotated[str, typer.Option("--dataset", help="Which graph.")] = "cora",
-    partition: Annotated[str, typer.Option("--partition", help="How.")] = "louvain-capped",
-    clients: Annotated[str, typer.Option("--clients", help="How many: 10,20.")] = "10,20",
-    method: Annotated[str, typer.Option("--method", help="What is trained.")] = "fedavg",
-    backbone: Annotated[str, typer.Option("--backbone", help="Which network.")] = "gcn",
-    hidden: Annotated[int, typer.Option("--hidden", help="Its width.", min=1)] = 64,
-    epochs: Annotated[int, typer.Option("--epochs", help="Local steps.", min=1)] = 3,
+    dataset: Annotated[str, typer.Option("--dataset", help="The dataset.")] = "cora",
+    partition: Annotated[
+        str, typer.Option("--partition", help="The partition.")
+    ] = "louvain-capped",
+    clients: Annotated[str, typer.Option("--clients", help="Numbers of clients: 10,20.")] = "10,20",
+    method: Annotated[str, typer.Option("--method", help="The method.")] = "fedavg",
+    backbone: Annotated[str, typer.Option("--backbone", help="The backbone.")] = "gcn",
+    hidden: Annotated[int, typer.Option("--hidden", help="Width of hidden layers.", min=1)] = 64,
+    epochs: Annotated[int, typer.Option("--epochs", help="Local steps per round.", min=1)] = 3,
     rounds: Annotated[int, typer.Option("--rounds", help="Timed rounds.", min=1)] = 20,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option("--threads", help="Of the CPU.", min=1)] = 1,
+    threads: Annotated[int, typer.Option("--threads", help="CPU threads.", min=1)] = 1,
     suite: Annotated[
         str | None,
         typer.Option(
             "--suite",
-            help="Parts of the suite: speed,methods,scale,seeds,precision,large or all.",
+            help=f"Run parts of the suite: {','.join(PARTS)} or all.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Where the suite keeps its records.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the records of the suite.")] = Path(
         "performance"
     ),
     write: Annotated[
-        Path | None, typer.Option("--write", help="Write all kept records as Markdown here.")
+        Path | None, typer.Option("--write", help="Write all records to this file, as Markdown.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Time rounds: stacked, one client after the other, and a plain torch_geometric loop.
+    """Time rounds of the stacked engine, the sequential one and a plain torch_geometric loop.
 
-    Engines take turns in one process, so that whatever else the machine does hits all alike.
-    The least time is what the machine's measured bandwidth and matrix rate allow for the bytes and
+    The engines take turns in one process, so that other load on the machine affects all alike.
+    The least time follows from the machine's measured bandwidth and matrix rate and the bytes and
     operations of a round.
     """
     import torch
 
-    from polyphily.runs.run import check_device
-    from polyphily.runs.run import threads as on_threads
+    from polyphily.runtime.machine import check_device
+    from polyphily.runtime.machine import threads as use_threads
 
     check_device(device)
-    with on_threads(threads):
+    with use_threads(threads):
         if suite is not None or write is not None:
             _suite(suite, device, out, write)
             return
@@ -83,30 +87,28 @@ def bench(
 
     rows = [
         {
-            "clients": made["clients"],
+            "clients": timed["clients"],
             "engine": name,
-            "median": f"{found['median_ms']:.2f} ms",
-            "p95": f"{found['p95_ms']:.2f} ms",
-            "ratio": f"{found['ratio']:.1f}",
-            "accuracy": f"{100 * found['accuracy']:.1f} %",
+            "median": f"{times['median_ms']:.2f} ms",
+            "p95": f"{times['p95_ms']:.2f} ms",
+            "ratio": f"{times['ratio']:.1f}",
+            "accuracy": f"{100 * times['accuracy']:.1f} %",
         }
-        for made in records
-        for name, found in made["engines"].items()
+        for timed in records
+        for name, times in timed["engines"].items()
     ]
     show(rows, False, {name: name for name in rows[0]})
-    for made in records:
-        if roof := made.get("roofline"):
+    for timed in records:
+        if roof := timed.get("roofline"):
             console.print(
-                f"[dim]{made['clients']} clients: {roof['megabytes']:.0f} MB and "
+                f"[dim]{timed['clients']} clients: {roof['megabytes']:.0f} MB and "
                 f"{roof['megaflops']:.0f} MFLOP take {roof['least_ms']:.2f} ms at the least; "
                 f"{100 * roof['reached']:.0f} % of that speed is reached[/dim]"
             )
 
 
-PARTS = ("speed", "methods", "scale", "seeds", "precision", "large")
-
-
 def _suite(wanted: str | None, device: str, out: Path, write: Path | None) -> None:
+    """Run parts of the suite, add them to the records in `out`, and write all records."""
     from polyphily.bench import suite
     from polyphily.runs.folder import write_text
 

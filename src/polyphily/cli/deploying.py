@@ -1,4 +1,4 @@
-"""`polyphily server`, `site` and `predict`: training across real sites, over Flower."""
+"""`polyphily server`, `site` and `predict`: training between real sites, over Flower."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from polyphily.flower.deployment import Deployment
     from polyphily.runs.folder import RunFolder
 
-server = typer.Typer(help="The server of a federation of real sites.", no_args_is_help=True)
-site = typer.Typer(help="A site: its graph stays where it is.", no_args_is_help=True)
+server = typer.Typer(help="Run the server of a federation of sites.", no_args_is_help=True)
+site = typer.Typer(help="Check a private graph, and take part as a site.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The server's folder.", metavar="DIR")]
 Run = Annotated[str | None, typer.Argument(help="The run; the latest unless given.")]
@@ -25,7 +25,7 @@ GraphAt = Annotated[
     Path,
     typer.Option("--graph", help="Your graph: a folder with nodes and edges, .npz or .pt."),
 ]
-PATIENCE = 3.0  # seconds after which a site that has not answered is worth a word
+PATIENCE = 3.0  # seconds after which sites that have not answered are named
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,24 +50,24 @@ def init(
         int, typer.Option(help="The port for this machine's own commands.")
     ] = 9444,
 ) -> None:
-    """Make a server's folder: configuration, certificates, and a bundle with a key per site."""
-    from polyphily.cli.terminal import out
+    """Create a server's folder: configuration, certificates, and a bundle with a key per site."""
+    from polyphily.cli.terminal import print_line
     from polyphily.flower.deployment import Deployment, require_flower
 
     require_flower()
     names = [name.strip() for name in sites.split(",")]
     Deployment.create(folder, names, host, port, control_port)
-    out.print(f"server folder: {folder}", soft_wrap=True, markup=False)
-    out.print("move each bundle to its site by a safe way, and delete it here:")
+    print_line(f"server folder: {folder}")
+    print_line("move each bundle to its site over a secure channel, then delete it here:")
     for name in names:
-        out.print(f"  {folder / 'bundles' / name}", soft_wrap=True, markup=False)
-    out.print(f"then: polyphily server start {folder}", soft_wrap=True, markup=False)
+        print_line(f"  {folder / 'bundles' / name}")
+    print_line(f"then: polyphily server start {folder}")
 
 
 @server.command("start")
 def start(folder: Folder) -> None:
     """Start the server, in the foreground; Ctrl-C ends it."""
-    from polyphily.cli.terminal import out
+    from polyphily.cli.terminal import print_line
     from polyphily.flower.deployment import Deployment
     from polyphily.flower.superlink import serve
 
@@ -75,10 +75,8 @@ def start(folder: Folder) -> None:
     config = own.config()
 
     def ready() -> None:
-        out.print(
-            f"serving sites on port {config['port']}, this machine's commands on {own.control}",
-            soft_wrap=True,
-            markup=False,
+        print_line(
+            f"serving sites on port {config['port']}, this machine's commands on {own.control}"
         )
 
     serve(own, ready)
@@ -88,7 +86,7 @@ def start(folder: Folder) -> None:
 def status(
     folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Which sites are connected, and how the runs stand."""
+    """Show which sites are connected, and the state of every run."""
     from polyphily.cli.listings import show
     from polyphily.flower import control
     from polyphily.flower.deployment import Deployment
@@ -97,11 +95,11 @@ def status(
     own = Deployment.open(folder)
     nodes = control.nodes(own)
     runs = []
-    for path in sorted(path.name for path in (own.path / "runs").iterdir()):
-        run_folder = own.run_folder(path)
+    for name in sorted(path.name for path in (own.path / "runs").iterdir()):
+        run_folder = own.run_folder(name)
         runs.append(
             {
-                "name": path,
+                "name": name,
                 "state": control.state(own, run_folder).words,
                 "rounds": len(run_folder.records()),
                 "why": failure(run_folder) or "",
@@ -110,7 +108,7 @@ def status(
     if as_json:
         typer.echo(json.dumps({"sites": nodes, "runs": runs}))
         return
-    rows = [{"name": name, "status": words} for name, words in nodes.items()]
+    rows = [{"name": name, "status": status} for name, status in nodes.items()]
     show(rows, False, {"name": "site", "status": "status"})
     if runs:
         typer.echo()
@@ -126,21 +124,21 @@ def run(
         typer.Option("--set", help="A hyperparameter of the method, name=value; repeat for more."),
     ] = None,
     min_sites: Annotated[
-        int | None, typer.Option(help="Answers without which a round does not count.")
+        int | None, typer.Option(help="Fewest answers that a round needs.")
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds a site has for a round.")] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="How often a round with too few answers is asked again.")
+        int | None, typer.Option(help="Further attempts at a round with too few answers.")
     ] = None,
     join_timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait for the sites at the beginning.")
+        float | None, typer.Option(help="Seconds to wait for the sites before the first round.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of initial weights, splits, draws.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, splits and draws.")] = None,
     **values: Any,
 ) -> None:
-    """Train, and show how it goes. Ctrl-C detaches; the run goes on.
+    """Train and show progress. Ctrl-C detaches; the run goes on.
 
-    Ends with status 0 only if the run completed.
+    The exit status is 0 only if the run completed.
     """
     from polyphily.flower import control
     from polyphily.flower.deployment import Deployment
@@ -164,7 +162,7 @@ def run(
 
 @server.command("attach")
 def attach(folder: Folder, name: Run = None) -> None:
-    """Show how a run goes; ends as `server run` does."""
+    """Show the progress of a run, as `server run` does."""
     from polyphily.flower.deployment import Deployment
 
     own = Deployment.open(folder)
@@ -173,21 +171,21 @@ def attach(folder: Folder, name: Run = None) -> None:
 
 @server.command("stop")
 def stop(folder: Folder, name: Run = None) -> None:
-    """Stop a run; `resume` goes on with it."""
+    """Stop a run; `resume` continues it."""
     from polyphily.flower import control
     from polyphily.flower.deployment import Deployment
 
     own = Deployment.open(folder)
     run_folder = own.run_folder(name)
     if control.state(own, run_folder).over:
-        raise UserError(f"run {run_folder.path.name} is not going on")
+        raise UserError(f"run {run_folder.path.name} has ended already")
     control.stop(own, run_folder)
     typer.echo(f"stopped {run_folder.path.name}")
 
 
 @server.command("resume")
 def resume(folder: Folder, name: Run = None) -> None:
-    """Go on with a run that was stopped or cut short, after its last complete round."""
+    """Continue a run that was stopped or interrupted, after its last complete round."""
     from polyphily.flower import control
     from polyphily.flower.deployment import Deployment
 
@@ -201,7 +199,7 @@ def resume(folder: Folder, name: Run = None) -> None:
 
 
 def _check_idle(own: Deployment) -> None:
-    """One run at a time: a site answers one message after the other."""
+    """Raise a `UserError` if a run is going on: a site answers one message at a time."""
     from polyphily.flower import control
 
     for path in (own.path / "runs").iterdir():
@@ -213,15 +211,15 @@ def _check_idle(own: Deployment) -> None:
 
 
 def _follow(own: Deployment, folder: RunFolder) -> None:
-    """Shows a run's events until it is over."""
+    """Show a run's events until it ends, then its scores."""
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
     from polyphily.cli.training import PAGE
     from polyphily.flower import control
     from polyphily.flower.loopback import LOOK, events, failure
 
-    terminal.err.print(f"run {folder.path.name}", soft_wrap=True, markup=False)
-    scene = _Scene(folder)
+    terminal.print_line(f"run {folder.path.name}", error=True)
+    display = _Display(folder)
     try:
         with terminal.err.status("starting") as spinner:
             over = False
@@ -229,11 +227,11 @@ def _follow(own: Deployment, folder: RunFolder) -> None:
                 time.sleep(LOOK)
                 state = control.state(own, folder)
                 over = state.over
-                scene.show(events(folder))
-                spinner.update(scene.now())
+                display.show(events(folder))
+                spinner.update(display.status())
     except KeyboardInterrupt:
-        terminal.err.print(
-            f"detached; the run goes on: polyphily server attach {own.path}", soft_wrap=True
+        terminal.print_line(
+            f"detached; the run goes on: polyphily server attach {own.path}", error=True
         )
         raise typer.Exit(130) from None
     summary = folder.read_summary()
@@ -243,87 +241,88 @@ def _follow(own: Deployment, folder: RunFolder) -> None:
     pages = Pages(True)
     pages.folders.append(folder.path)
     if page := pages.write(folder.path / PAGE):
-        terminal.out.print(f"report: {page}", soft_wrap=True, markup=False)
+        terminal.print_line(f"report: {page}")
 
 
-class _Scene:
-    """A run's events as lines for people."""
+class _Display:
+    """Prints the events and scores of a run as they appear in its folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.seen, self.records = 0, 0
-        self.round, self.asked = "", 0.0
-        self.waiting: set[str] = set()
+        self.events_shown, self.rounds_shown = 0, 0
+        self.round, self.asked_at = "", 0.0
+        self.waiting: set[str] = set()  # sites that have not answered in this round
         self.sites: list[str] = []
         self.plan: dict[str, Any] = {}
         self.view = ""
 
     def show(self, events: list[dict[str, Any]]) -> None:
-        from polyphily.cli.terminal import err
+        """Print what is new since the last call."""
+        from polyphily.cli.terminal import print_line
 
-        for event in events[self.seen :]:
-            line = self._line(event)
+        for event in events[self.events_shown :]:
+            line = self._event_line(event)
             if line:
-                err.print(line, soft_wrap=True, markup=False)
-        self.seen = len(events)
+                print_line(line, error=True)
+        self.events_shown = len(events)
         records = self.folder.records()
-        for record in records[self.records :]:
-            err.print(self._scores(record), soft_wrap=True, markup=False)
-        self.records = len(records)
+        for record in records[self.rounds_shown :]:
+            print_line(self._round_line(record), error=True)
+        self.rounds_shown = len(records)
 
-    def now(self) -> str:
-        """What the run is waiting for."""
-        late = time.time() - self.asked > PATIENCE
+    def status(self) -> str:
+        """Return the current round, and the sites that have not answered for a while."""
+        late = time.time() - self.asked_at > PATIENCE
         names = f": waiting for {', '.join(sorted(self.waiting))}" if self.waiting and late else ""
         return f"{self.round or 'waiting for the sites'}{names}"
 
-    def _line(self, event: dict[str, Any]) -> str:
-        what, where = event["event"], event.get("site", "")
-        if what in ("started", "waiting"):
+    def _event_line(self, event: dict[str, Any]) -> str:
+        """Take note of an event; return the line to print, which may be empty."""
+        kind, site = event["event"], event.get("site", "")
+        if kind in ("started", "waiting"):
             self.sites = event["sites"]
-            self.waiting, self.asked = set(self.sites), event["time"]
-            return f"waiting for {', '.join(self.sites)}" if what == "waiting" else ""
-        if what == "round":
+            self.waiting, self.asked_at = set(self.sites), event["time"]
+            return f"waiting for {', '.join(self.sites)}" if kind == "waiting" else ""
+        if kind == "round":
             self.round = f"round {event['round']}/{event['rounds']}"
-            self.waiting, self.asked = set(self.sites), event["time"]
+            self.waiting, self.asked_at = set(self.sites), event["time"]
             return ""
-        self.waiting.discard(where)
-        if what == "late":
-            return f"round {event['round']}: {where} is late: {event['reason']}"
-        if what == "refused":
-            return f"round {event['round']}: {where} was refused: {event['reason']}"
-        if what == "repeat":
+        self.waiting.discard(site)
+        if kind == "late":
+            return f"round {event['round']}: {site} is late: {event['reason']}"
+        if kind == "refused":
+            return f"round {event['round']}: {site} was refused: {event['reason']}"
+        if kind == "repeat":
             self.waiting = set(event["sites"])
             names = ", ".join(event["sites"])
             return f"round {event['round']}: too few answers, asking again: {names}"
         lines = {
-            "joined": f"{where} joined",
+            "joined": f"{site} joined",
             "note": event.get("text", ""),
             "resumed": f"going on after round {event.get('round')}",
         }
-        return str(lines.get(what, ""))
+        return str(lines.get(kind, ""))
 
-    def _scores(self, record: dict[str, Any]) -> str:
+    def _round_line(self, record: dict[str, Any]) -> str:
         from polyphily.report.words import percent
 
         plan = self._plan()
-        found = record[self.view]["val"].get(f"{plan['settings']['metric']}_per_client", [])
-        each = " ".join(f"{n} {percent(v, 1)}" for n, v in zip(plan["sites"], found, strict=False))
+        scores = record[self.view]["val"].get(f"{plan['settings']['metric']}_per_client", [])
+        each = " ".join(f"{n} {percent(v, 1)}" for n, v in zip(plan["sites"], scores, strict=False))
         number = f"{record['round']:>3}/{plan['settings']['rounds']}"
-        if "epsilon" in record:  # sites keep losses and scores to themselves
+        if "epsilon" in record:  # with --dp, sites do not send losses and scores
             return f"round {number}  epsilon {record['epsilon']:.3g}  {record['seconds']:.1f} s"
         return f"round {number}  loss {record['loss']:.3f}  {record['seconds']:.1f} s  val {each}"
 
     def _plan(self) -> dict[str, Any]:
-        """What the sites agreed on: there once a round is complete."""
-        from polyphily.core.method import find
+        """Return the plan that the sites agreed on, which exists once a round is complete."""
+        from polyphily.core.method import METHODS, VIEW_OF
         from polyphily.flower.deployment import PLAN
-        from polyphily.runs.run import VIEW_OF
 
         if not self.plan:
             text = (self.folder.path / PLAN).read_text(encoding="utf-8")
             self.plan = json.loads(text)
-            self.view = VIEW_OF[find(self.plan["method"]).evaluated]
+            self.view = VIEW_OF[METHODS.find(self.plan["method"]).evaluated]
         return self.plan
 
 
@@ -331,25 +330,25 @@ class _Scene:
 
 
 @site.command("check")
-def check(
+def check_graph(
     graph: GraphAt,
     method: Annotated[
-        str | None, typer.Option(help="Also show what leaves the site with this method.")
+        str | None, typer.Option(help="Also show what this method sends to the server.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look at a private graph: is it sound, what is in it, what would leave the site."""
+    """Check a private graph, and show what is in it and what would be sent."""
     from polyphily.cli import listings, terminal
-    from polyphily.flower.site import SiteGraph
+    from polyphily.flower.site_graph import SiteGraph
 
-    found = SiteGraph.read(graph)
-    facts = found.summary()
-    leaves = _what_leaves(method) if method else []
+    site_graph = SiteGraph.read(graph)
+    facts, digest = site_graph.summary(), site_graph.schema.digest
+    sent = _sent_by_site(method) if method else []
     if as_json:
-        extra = {"schema": found.schema.digest} | ({"leaves": leaves} if method else {})
+        extra = {"schema": digest} | ({"leaves": sent} if method else {})
         typer.echo(json.dumps(facts | extra))
         return
-    terminal.notes(found.notes)
+    terminal.notes(site_graph.notes)
     total = max(facts["labelled"], 1)
     split = "with a split of its own" if facts["split"] == "own" else "without a split"
     terminal.out.print(
@@ -357,29 +356,31 @@ def check(
         f"{split}"
     )
     homophily = facts["homophily"]
-    words = "unknown: no edge has two labels" if homophily is None else f"{homophily:.3f}"
-    terminal.out.print(f"edge homophily {words}")
-    mix = ", ".join(f"{n} {c:,} ({100 * c / total:.0f} %)" for n, c in facts["labels"].items())
+    value = "unknown: no edge has two labels" if homophily is None else f"{homophily:.3f}"
+    terminal.out.print(f"edge homophily {value}")
+    labels = ", ".join(f"{n} {c:,} ({100 * c / total:.0f} %)" for n, c in facts["labels"].items())
     without = facts["nodes"] - facts["labelled"]
-    terminal.out.print(f"labels: {mix}; {without:,} nodes without", markup=False)
-    terminal.out.print(f"schema {found.schema.digest[:16]} (the same at every site that fits)")
+    terminal.out.print(f"labels: {labels}; {without:,} nodes without", markup=False)
+    terminal.out.print(f"schema {digest[:16]} (must be the same at every site)")
     if method:
-        terminal.out.print("\nleaves the site, in each round:")
-        listings.show(leaves, False, {"name": "what", "shape": "shape"})
+        terminal.out.print("\nleaves the site:")
+        listings.show(sent, False, {"name": "what", "shape": "shape", "rounds": "when"})
 
 
-def _what_leaves(method: str) -> list[dict[str, str]]:
-    from polyphily.core.method import find
-    from polyphily.methods.traffic import trace
+def _sent_by_site(method: str) -> list[dict[str, str]]:
+    """Return a row for every tensor and number that a site sends in a run."""
+    from polyphily.core.declarations import describe
+    from polyphily.core.method import METHODS
+    from polyphily.core.metrics import METRICS
 
-    up, _ = trace(find(method)())
-    return [
-        *up,
-        {"name": "accuracy, F1, AUC on validation and test nodes", "shape": "2 × 2 × 4"},
-        {"name": "mean training loss, seconds", "shape": "two numbers"},
-        {"name": "once: names of feature columns and labels", "shape": "text"},
-        {"name": "once: numbers of validation and test nodes", "shape": "two numbers"},
-    ]
+    up, _ = describe(METHODS.find(method)())
+    others = (
+        ("scores: views × (val, test) × metrics", f"2 × 2 × {len(METRICS)}", "every round"),
+        ("mean training loss, seconds", "two numbers", "every round"),
+        ("names of feature columns and labels", "text", "once"),
+        ("numbers of validation and test nodes", "two numbers", "once"),
+    )
+    return up + [{"name": name, "shape": shape, "rounds": when} for name, shape, when in others]
 
 
 @site.command("join")
@@ -389,21 +390,22 @@ def join(
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
     dp: Annotated[
         str,
-        typer.Option(help="Take part in runs of this differential privacy only: epsilon=8."),
+        typer.Option(help="Refuse runs with less differential privacy than this: epsilon=8."),
     ] = "off",
     secure_aggregation: Annotated[
-        bool, typer.Option("--secure-aggregation", help="Take part in runs that have it only.")
+        bool, typer.Option("--secure-aggregation", help="Refuse runs without secure aggregation.")
     ] = False,
 ) -> None:
-    """Take part with a graph, in the foreground; Ctrl-C leaves."""
+    """Take part in runs with a graph, in the foreground; Ctrl-C leaves the federation."""
+    from polyphily.core.budget import Budget
     from polyphily.flower.deployment import Bundle, require_flower
-    from polyphily.privacy.differential import Budget
 
     require_flower()
     own = Bundle(bundle.resolve())
     name = own.name
-    from polyphily.flower.node import join as stay
-    from polyphily.flower.site import Site, SiteGraph
+    from polyphily.flower.node import join as take_part
+    from polyphily.flower.site import Site
+    from polyphily.flower.site_graph import SiteGraph
 
     member = Site(
         name,
@@ -418,7 +420,7 @@ def join(
     def report(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {name}: {text}")
 
-    stay(own, member, report)
+    take_part(own, member, report)
 
 
 def predict(
@@ -430,11 +432,11 @@ def predict(
     out: Annotated[Path, typer.Option("--out", help="A .parquet or .csv file to write.")],
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
 ) -> None:
-    """Predict every node's label with a site's own model, also for nodes added since."""
-    from polyphily.cli.terminal import out as console
+    """Predict the label of every node with a site's model, also of nodes that are new."""
+    from polyphily.cli.terminal import print_line
     from polyphily.flower.prediction import predict as compute
     from polyphily.flower.prediction import write
 
     table = compute(model, graph, device)
     write(table, out)
-    console.print(f"{len(table):,} predictions: {out}", soft_wrap=True, markup=False)
+    print_line(f"{len(table):,} predictions: {out}")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from polyphily.heterogeneity.inspection import Inspection, Profile, Trained
 
 FILE, PAGE = "inspect.json", "inspect.html"
-MOST_ROWS = 30  # clients that the table shows one by one
+MOST_ROWS = 30  # of the table of clients
 
-# Columns of the table of graphs, and what they are.
+# Columns of the table of clients: heading, explanation, cell.
 COLUMNS: tuple[tuple[str, str, Callable[[Profile], str]], ...] = (
     ("nodes", "", lambda p: f"{p.nodes:,}"),
     ("edges", "", lambda p: f"{p.edges:,}"),
@@ -36,10 +36,14 @@ COLUMNS: tuple[tuple[str, str, Callable[[Profile], str]], ...] = (
     ("adj h", "edge h beyond chance, at most 1", lambda p: number(p.adjusted_homophily)),
     ("LI", "what a neighbour's label tells, 0 to 1", lambda p: number(p.label_informativeness)),
     ("HFA", "how features change along edges, 0 to 2", lambda p: number(p.high_frequency_area)),
-    ("SIS", "how strongly train labels reach nodes, a sum", lambda p: reach(p)),
+    (
+        "SIS",
+        "how strongly train labels reach nodes, a sum",
+        lambda p: f"{p.structure_inertia_score:,.1f}",
+    ),
 )
 
-# Rows of the table of pairs: matrix, name, unit.
+# Rows of the table of pairs of clients: matrix, name, unit.
 PAIRS = (
     ("label_divergence", "label divergence", "share, 0 to 1"),
     ("neighbour_divergence", "neighbour divergence", "share, 0 to 1"),
@@ -54,7 +58,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("inspect")(inspect)
 
 
-def _data(name: str) -> Any:
+def _data_option(name: str) -> Any:
     return typer.Option(f"--{name}", help=options.DATA[name][1], rich_help_panel="Data")
 
 
@@ -62,15 +66,15 @@ def inspect(
     folder: Annotated[
         Path | None, typer.Argument(help="A run folder, or a folder or file of your graphs.")
     ] = None,
-    dataset: Annotated[str | None, _data("dataset")] = None,
-    partition: Annotated[str | None, _data("partition")] = None,
-    clients: Annotated[int | None, _data("clients")] = None,
-    split: Annotated[str | None, _data("split")] = None,
+    dataset: Annotated[str | None, _data_option("dataset")] = None,
+    partition: Annotated[str | None, _data_option("partition")] = None,
+    clients: Annotated[int | None, _data_option("clients")] = None,
+    split: Annotated[str | None, _data_option("split")] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of partition, split and estimates.", rich_help_panel="Data", min=0),
+        typer.Option(help="Seed of partition, split and estimates.", rich_help_panel="Data", min=0),
     ] = None,
-    normalize: Annotated[str | None, _data("normalize")] = None,
+    normalize: Annotated[str | None, _data_option("normalize")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help=f"Write {FILE} and a page into this folder.")
     ] = None,
@@ -78,28 +82,28 @@ def inspect(
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Measure how clients differ, and say which methods are made for it.
+    """Measure how clients differ, and name the methods that are made for it.
 
-    A run folder is measured with its models. Every known label counts, not train alone.
+    Of a run folder, the models are measured too. All known labels are used, not only train labels.
     """
     from polyphily.heterogeneity.advice import advise
     from polyphily.runs.folder import CONFIG, clean
 
-    asked = {"dataset": dataset, "partition": partition, "clients": clients, "split": split}
-    asked |= {"seed": seed, "normalize": normalize}
-    given = {name: value for name, value in asked.items() if value is not None}
+    flags = {"dataset": dataset, "partition": partition, "clients": clients, "split": split}
+    flags |= {"seed": seed, "normalize": normalize}
+    given = {name: value for name, value in flags.items() if value is not None}
     if folder and dataset:
         raise UserError("give a folder or --dataset, not both")
-    with progress() as tell:
+    with progress() as report:
         if folder and (folder / CONFIG).is_file():
             if given:
-                flags = ", ".join(f"--{name}" for name in given)
-                raise UserError(f"{folder} is a run and has its own data: leave out {flags}")
-            inspection = _run(folder, tell)
+                names = ", ".join(f"--{name}" for name in given)
+                raise UserError(f"{folder} is a run and has its own data: leave out {names}")
+            inspection = _inspect_run(folder, report)
         else:
             if folder and not folder.exists():
                 raise UserError(f"no folder or file {folder}")
-            inspection = _federation(folder or dataset or options.DEFAULT_DATASET, given, tell)
+            inspection = _inspect_data(folder or dataset or options.DEFAULT_DATASET, given, report)
     advice = advise(inspection)
     facts = {**inspection.to_dict(), "advice": [vars(entry) for entry in advice]}
     text = json.dumps(clean(facts), allow_nan=False)
@@ -119,56 +123,56 @@ def inspect(
         terminal.out.print(f"[bold]Try[/bold] {escape(command)}", soft_wrap=True)
     if out:
         for name in (FILE, PAGE):
-            terminal.out.print(f"written: {out / name}", soft_wrap=True, markup=False)
+            terminal.print_line(f"written: {out / name}")
 
 
 # Measuring ---------------------------------------------------------------------------------------
 
 
-def _federation(
-    dataset: str | Path, given: dict[str, Any], tell: Callable[[str], None]
+def _inspect_data(
+    dataset: str | Path, given: dict[str, Any], report: Callable[[str], None]
 ) -> Inspection:
     from polyphily.cli import terminal
     from polyphily.graphs.loading import load
 
-    tell("reading the data")
+    report("reading the data")
     federation = load(**(given | {"dataset": dataset}))
     terminal.notes(federation.notes)
-    return _measured(federation, tell)
+    return _measure(federation, report)
 
 
-def _measured(federation: Federation, tell: Callable[[str], None]) -> Inspection:
+def _measure(federation: Federation, report: Callable[[str], None]) -> Inspection:
     from polyphily.graphs.loading import whole_graph
     from polyphily.heterogeneity.inspection import inspect as measure
 
-    return measure(federation, whole_graph(federation), lambda what: tell(f"measuring {what}"))
+    return measure(federation, whole_graph(federation), lambda what: report(f"measuring {what}"))
 
 
-def _run(folder: Path, tell: Callable[[str], None]) -> Inspection:
-    """The data and the models of a run; nothing is written to its folder."""
+def _inspect_run(folder: Path, report: Callable[[str], None]) -> Inspection:
+    """Measure the data and the models of a run, without writing to its folder."""
     import dataclasses
 
-    from polyphily.cli.training import restored
+    from polyphily.cli.training import restore
     from polyphily.report.trained import examine
 
-    tell("reading the run")
-    execution = restored(folder)
-    inspection = _measured(execution.federations[0], tell)
-    tell("measuring the models")
+    report("reading the run")
+    execution = restore(folder)
+    inspection = _measure(execution.federations[0], report)
+    report("measuring the models")
     trained = examine(execution.simulation, execution.view)
     return dataclasses.replace(inspection, trained=trained)
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A line on standard error that says what is being measured, where that is a terminal."""
+    """Yield a function that shows a status line on standard error, if that is a terminal."""
     from polyphily.cli import terminal
 
     if not terminal.err.is_terminal:
         yield lambda _: None
         return
     with terminal.err.status("…") as status:
-        yield lambda what: status.update(what)
+        yield status.update
 
 
 def _write(folder: Path, text: str) -> None:
@@ -190,20 +194,19 @@ def _write_page(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def _next_command(advice: Sequence[Advice], data: dict[str, Any]) -> str | None:
-    """A comparison of the methods that the first piece of advice names, on the same data."""
-    methods = advice[0].methods
-    if not methods:
+    """Return a command that compares the methods of the first piece of advice on this data."""
+    if not advice[0].methods:
         return None
-    named = dict.fromkeys(["local", "fedavg", *methods])
+    methods = dict.fromkeys(["local", "fedavg", *advice[0].methods])
     flags = [text for name, value in data.items() if value for text in (f"--{name}", str(value))]
-    return shlex.join(["polyphily", "compare", *named, *flags])
+    return shlex.join(["polyphily", "compare", *methods, *flags])
 
 
 # Showing -----------------------------------------------------------------------------------------
 
 
 def number(value: float, digits: int = 2) -> str:
-    """Digits behind the point, a dash where a measure is not defined.
+    """Return a number with some digits after the point, or a dash for NaN.
 
     >>> number(0.256), number(float("nan")), number(-0.001)
     ('0.26', '–', '0.00')
@@ -211,28 +214,24 @@ def number(value: float, digits: int = 2) -> str:
     return "–" if math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
-def reach(profile: Profile) -> str:
-    return f"{profile.structure_inertia_score:,.1f}"
-
-
 def show(inspection: Inspection, advice: Sequence[Advice], console: Console) -> None:
-    """Tables of the graphs, of pairs, of what was lost and learned; then the advice."""
+    """Print tables of clients and pairs, what the partition lost, the models, and the advice."""
     from rich.markup import escape
     from rich.padding import Padding
 
     count = len(inspection.clients)
-    people = "1 client" if count == 1 else f"{count} clients"
+    clients = "1 client" if count == 1 else f"{count} clients"
     console.print()
     console.print(
-        f"[bold]{escape(inspection.dataset)}[/bold], {people} ({inspection.partition}), "
+        f"[bold]{escape(inspection.dataset)}[/bold], {clients} ({inspection.partition}), "
         f"split {escape(inspection.split)}, seed {inspection.seed}"
     )
-    console.print(_graphs(inspection))
-    known = [f"{name}: {words}" for name, words, _ in COLUMNS if words]
-    console.print(f"[dim]{'; '.join(known)}[/dim]")
+    console.print(_clients_table(inspection))
+    legend = [f"{name}: {explanation}" for name, explanation, _ in COLUMNS if explanation]
+    console.print(f"[dim]{'; '.join(legend)}[/dim]")
     if count > 1:
         console.print()
-        console.print(_between(inspection))
+        console.print(_pairs_table(inspection))
         console.print(
             f"[dim]similar pairs (similarity 0.5 or more): "
             f"{number(100 * inspection.similarity_ratio, 0)} %, complementary: "
@@ -241,15 +240,15 @@ def show(inspection: Inspection, advice: Sequence[Advice], console: Console) -> 
     if inspection.lost:
         console.print()
         console.print("[bold]Lost by dividing the graph[/bold]")
-        for line in _lost(inspection):
+        for line in _loss_lines(inspection):
             console.print(Padding(line, (0, 0, 0, 2), expand=False))
     if inspection.trained:
         console.print()
-        console.print("[bold]What the models have learned[/bold]")
-        for line in _learned(inspection.trained, inspection):
+        console.print("[bold]The trained models[/bold]")
+        for line in _model_lines(inspection.trained, inspection):
             console.print(Padding(escape(line), (0, 0, 0, 2), expand=False))
     console.print()
-    console.print("[bold]What this suggests[/bold]")
+    console.print("[bold]Advice[/bold]")
     for entry in advice:
         console.print(Padding(f"• {escape(entry.text)}", (0, 0, 0, 2), expand=False))
     for note in inspection.notes:
@@ -262,14 +261,14 @@ def _table() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def _graphs(inspection: Inspection) -> Table:
+def _clients_table(inspection: Inspection) -> Table:
     table = _table()
     table.add_column("graph", no_wrap=True, overflow="ellipsis", max_width=14)
     for name, _, _ in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     rows = list(inspection.clients)
     if len(rows) > MOST_ROWS:
-        rows = _few(rows)
+        rows = _some(rows)
     if inspection.graph:
         table.add_row("whole", *[cell(inspection.graph) for *_, cell in COLUMNS], style="bold")
     for profile in rows:
@@ -281,8 +280,8 @@ def _graphs(inspection: Inspection) -> Table:
     return table
 
 
-def _few(profiles: Sequence[Profile]) -> list[Profile]:
-    """Some of many clients, evenly from the lowest adjusted homophily to the highest."""
+def _some(profiles: Sequence[Profile]) -> list[Profile]:
+    """Select `MOST_ROWS` clients, evenly from the lowest adjusted homophily to the highest."""
     ordered = sorted(
         profiles,
         key=lambda p: (math.isnan(p.adjusted_homophily), p.adjusted_homophily),
@@ -291,7 +290,7 @@ def _few(profiles: Sequence[Profile]) -> list[Profile]:
     return [ordered[round(i * (len(ordered) - 1) / steps)] for i in range(MOST_ROWS)]
 
 
-def _between(inspection: Inspection) -> Table:
+def _pairs_table(inspection: Inspection) -> Table:
     import numpy as np
 
     from polyphily.heterogeneity.inspection import mean_of_pairs
@@ -318,15 +317,16 @@ def _between(inspection: Inspection) -> Table:
     return table
 
 
-def _lost(inspection: Inspection) -> list[str]:
+def _loss_lines(inspection: Inspection) -> list[str]:
+    """Describe what the division of one graph among clients has lost."""
     lost, whole = inspection.lost, inspection.graph
     assert lost
     assert whole
     together = sum(p.structure_inertia_score for p in inspection.clients)
     return [
-        f"edges: {lost.edges:,} of {whole.edges:,} ({_percent(lost.edges_share)}); "
-        f"of same-class ones {_percent(lost.same_class_share)}, "
-        f"of others {_percent(lost.other_class_share)}",
+        f"edges: {lost.edges:,} of {whole.edges:,} ({_percent(lost.edges_share)}): "
+        f"{_percent(lost.same_class_share)} of those within a class, "
+        f"{_percent(lost.other_class_share)} of those between classes",
         f"label signal from other clients' train nodes: {_percent(lost.label_signal_share)}; "
         f"nodes left without a neighbour: {lost.isolated:,}",
         f"SIS: {whole.structure_inertia_score:,.1f} whole, {together:,.1f} over all clients",
@@ -337,7 +337,8 @@ def _percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def _learned(trained: Trained, inspection: Inspection) -> list[str]:
+def _model_lines(trained: Trained, inspection: Inspection) -> list[str]:
+    """Describe how the models of the clients differ."""
     import numpy as np
 
     from polyphily.heterogeneity.inspection import mean_of_pairs
@@ -345,14 +346,14 @@ def _learned(trained: Trained, inspection: Inspection) -> list[str]:
     lines = [
         f"{trained.method} ({trained.network}), {trained.view} models after round "
         f"{trained.round}, seed {trained.seed}",
-        "embeddings of one class between clients (sliced Wasserstein over their spread): "
-        f"{number(mean_of_pairs(trained.embedding_divergence))} in the mean",
+        "distance of one class's embeddings between clients (sliced Wasserstein over their "
+        f"spread): {number(mean_of_pairs(trained.embedding_divergence))} on average",
     ]
     per_class = trained.embedding_divergence_per_class
     if (~np.isnan(per_class)).any():
         worst = int(np.nanargmax(per_class))
         lines.append(
-            f"furthest apart: class {inspection.class_names[worst]}, {number(per_class[worst])}"
+            f"largest distance: class {inspection.class_names[worst]}, {number(per_class[worst])}"
         )
     lines.append(
         f"weights between clients, {trained.collaboration} collaboration: H(G) "
@@ -361,11 +362,11 @@ def _learned(trained: Trained, inspection: Inspection) -> list[str]:
     if trained.responses is not None:
         assert trained.frequencies is not None
         at = [int(np.argmin(abs(trained.frequencies - f))) for f in (0, 0.5, 1, 1.5)]
-        columns = [own[~np.isnan(own)] for own in trained.responses.T[at]]
-        middle = [float(np.median(own)) if len(own) else math.nan for own in columns]
-        words = ", ".join(
-            f"{number(value)} at {trained.frequencies[i]:g}"
-            for value, i in zip(middle, at, strict=True)
+        columns = [values[~np.isnan(values)] for values in trained.responses.T[at]]
+        medians = [float(np.median(values)) if len(values) else math.nan for values in columns]
+        responses = ", ".join(
+            f"{number(median)} at {trained.frequencies[i]:g}"
+            for median, i in zip(medians, at, strict=True)
         )
-        lines.append(f"filter response, median of clients: {words} (0 smooth, 2 rough)")
+        lines.append(f"filter response, median of clients: {responses} (0 smooth, 2 rough)")
     return lines

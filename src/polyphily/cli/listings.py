@@ -1,4 +1,4 @@
-"""`polyphily methods`, `datasets`, `partitions` and `backbones`: what there is."""
+"""`polyphily methods`, `datasets`, `partitions`, `backbones` and `metrics`: lists of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import re
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-methods = typer.Typer(help="The methods, and what each shares.", invoke_without_command=True)
+methods = typer.Typer(
+    help="List the methods, or show what one of them sends.", invoke_without_command=True
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("datasets")(datasets)
     app.command("partitions")(partitions)
     app.command("backbones")(backbones)
+    app.command("metrics")(metrics)
 
 
 @methods.callback()
@@ -27,17 +32,16 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
     """List the methods."""
     if context.invoked_subcommand:
         return
-    from polyphily.core.method import load_all
+    from polyphily.core.method import METHODS
 
-    found = load_all()
     rows = [
         {
             "name": name,
-            "summary": what_it_does(cls),
+            "summary": method_summary(cls),
             "evaluated": cls.evaluated,
             "citation": cls.cite,
         }
-        for name, cls in sorted(found.items())
+        for name, cls in sorted(METHODS.items())
     ]
     show(rows, as_json, {"name": "method", "summary": "what it does", "evaluated": "evaluated"})
 
@@ -46,15 +50,17 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
 def show_method(
     name: Annotated[str, typer.Argument(help="The method's name.")], as_json: AsJson = False
 ) -> None:
-    """Citation, hyperparameters, and exactly what leaves a site and comes back."""
-    from polyphily.core.method import find
-    from polyphily.methods.traffic import trace
-    from polyphily.privacy.differential import treatment
+    """Show a method's citation, its hyperparameters, and every tensor sent by and to a site."""
+    from polyphily.core.declarations import backbone_of, describe, example_sizes
+    from polyphily.core.messages import Role
+    from polyphily.core.method import METHODS
+    from polyphily.privacy.differential import TREATMENTS
 
-    cls = find(name)
-    up, down = trace(cls())
-    up = [{**row, "dp": treatment(cls, row["name"])} for row in up]
-    refusal = cls.averaged if isinstance(cls.averaged, str) else None
+    cls = METHODS.find(name)
+    method = cls()
+    up, down = describe(method)
+    up = [{**row, "dp": TREATMENTS[Role(row["role"])]} for row in up]
+    refusal = method.reason_against_sums(example_sizes(method))
     parameters = [
         {
             "name": field.name,
@@ -72,6 +78,8 @@ def show_method(
         "citation": cls.cite,
         "evaluated": cls.evaluated,
         "selection": cls.selection,
+        "backbone": cls.backbone,
+        "backbones": list(method.supported_backbones()),
         "hyperparameters": parameters,
         "uploaded": up,
         "downloaded": down,
@@ -81,7 +89,7 @@ def show_method(
         typer.echo(json.dumps(facts, indent=2))
         return
     console = Console(highlight=False)
-    console.print(f"[bold]{cls.name}[/bold]  [dim]{cls.cite}[/dim]")
+    console.print(f"[bold]{cls.name}[/bold]\n[dim]{escape(cls.cite)}[/dim]\n")
     console.print(_paragraphs(cls.__doc__), markup=False)
     console.print(
         f"\n[bold]Evaluated[/bold] {cls.evaluated}: "
@@ -92,23 +100,43 @@ def show_method(
     hint = "; --set paper=on takes the paper's values" if departs else ""
     console.print(f"\n[bold]Hyperparameters[/bold] (--set name=value{hint})")
     if parameters:
-        rows = [_in_words(p) for p in parameters]
-        console.print(_table(rows, {name: name for name in ("name", "value", "meaning")}))
+        rows = [_hyperparameter_row(p) for p in parameters]
+        columns = {"name": "name", "value": "value", "meaning": "meaning"}
+        console.print(_indented(_table(rows, columns)))
     else:
         console.print("  none")
-    for title, rows in (("Leaves a site", up), ("Comes back", down)):
-        console.print(f"\n[bold]{title}[/bold], each round (backbone gcn, 2 layers)")
-        if rows:
-            dp = {"dp": "with --dp"} if rows is up else {}
-            console.print(_table(rows, {"name": "tensor", "shape": "shape", **dp}))
-        else:
+    console.print(f"\n[bold]Backbones[/bold] {', '.join(method.supported_backbones())}")
+    for title, rows in (("Sent by each site", up), ("Sent to each site", down)):
+        console.print(f"\n[bold]{title}[/bold] (backbone {backbone_of(method)}, 2 layers)")
+        for (heading, treatment), tensors in _by_declaration(rows, refusal).items():
+            console.print(_indented(escape(heading)))
+            console.print(_indented(_table(tensors, {"name": "", "shape": ""}, header=False), 4))
+            if treatment:
+                console.print(_indented(f"[dim]{escape(treatment)}[/dim]", 4))
+        if not rows:
             console.print("  nothing")
-    answer = f"no: {refusal}" if refusal else "yes: the server can do with sums of uploads"
-    console.print(f"\n[bold]Secure aggregation[/bold] {answer}")
+    answer = f"no: {refusal}" if refusal else "yes: the server needs only sums of uploads"
+    console.print(f"\n[bold]Secure aggregation[/bold] {escape(answer)}")
+
+
+def _by_declaration(
+    rows: list[dict[str, str]], refusal: str | None
+) -> dict[tuple[str, str], list[dict[str, str]]]:
+    """Group tensors by their meaning and rounds, and by what the server and --dp do with them.
+
+    `refusal`, the reason against secure aggregation, is left out: it is printed once, at the end.
+    """
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        heading = f"{row['meaning'] or row['role']}, {row['rounds']}"
+        server = row["server"].removesuffix(f": {refusal}")
+        treatment = f"at the server: {server}; with --dp: {row['dp']}" if server else ""
+        groups.setdefault((heading, treatment), []).append(row)
+    return groups
 
 
 def datasets(as_json: AsJson = False) -> None:
-    """List the datasets: statistics, origin, and whether the files are there."""
+    """List the datasets: statistics, source, and whether the files are present."""
     from polyphily.graphs.datasets import DATASETS, data_root, is_present
 
     rows: list[dict[str, Any]] = [
@@ -138,7 +166,7 @@ def datasets(as_json: AsJson = False) -> None:
             **row,
             **{k: f"{row[k]:,}" if row[k] else "any" for k in ("nodes", "edges", "features")},
             "present": "yes" if row["present"] else "no",
-            "source": place(row["source"]),
+            "source": host(row["source"]),
         }
         for row in rows
     ]
@@ -155,8 +183,8 @@ def partitions(as_json: AsJson = False) -> None:
     """List the ways to divide one graph among clients."""
     from polyphily.graphs.partitions import PARTITIONS
 
-    rows = [{"name": name, "summary": words} for name, words in PARTITIONS.items()]
-    show(rows, as_json, {"name": "partition", "summary": "how"})
+    rows = [{"name": name, "summary": entry.summary} for name, entry in PARTITIONS.items()]
+    show(rows, as_json, {"name": "partition", "summary": "what it does; options"})
 
 
 def backbones(as_json: AsJson = False) -> None:
@@ -164,37 +192,67 @@ def backbones(as_json: AsJson = False) -> None:
     from polyphily.nn.backbones import BACKBONES
 
     rows = [
-        {"name": name, "summary": first_line(cls.__doc__), "citation": getattr(cls, "citation", "")}
+        {"name": name, "summary": summary(cls.__doc__), "citation": cls.citation}
         for name, cls in BACKBONES.items()
     ]
     show(rows, as_json, {"name": "backbone", "summary": "what it is", "citation": "citation"})
 
 
-def what_it_does(cls: type) -> str:
-    """The first line of a method's module, which is written for people; else of the class."""
+def metrics(as_json: AsJson = False) -> None:
+    """List the metrics that are computed after every round."""
+    from polyphily.core.metrics import METRICS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "title": metric.title,
+            "summary": summary(metric.function.__doc__),
+            "classes": metric.classes,
+            "selects": metric.selects,
+        }
+        for name, metric in METRICS.items()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    shown = [
+        {**row, "classes": row["classes"] or "any", "selects": "yes" if row["selects"] else "no"}
+        for row in rows
+    ]
+    columns = {"title": "in reports", "summary": "what it does", "classes": "classes"}
+    show(shown, False, {"name": "metric", **columns, "selects": "--metric"})
+    Console(highlight=False).print(
+        "[dim]classes: the number of classes that the data must have; --metric: whether the "
+        "metric can select the best round on validation[/dim]"
+    )
+
+
+def method_summary(cls: type) -> str:
+    """Return the first paragraph of the docstring of a method's module; else that of its class."""
     import sys
 
-    words = first_line(sys.modules[cls.__module__].__doc__) or first_line(cls.__doc__)
-    _, colon, rest = words.partition(": ")
-    return rest if colon else words
+    text = summary(sys.modules[cls.__module__].__doc__) or summary(cls.__doc__)
+    _, colon, rest = text.partition(": ")
+    return rest if colon else text
 
 
-def place(source: str) -> str:
-    """A web address's host; other words as they are.
+def host(source: str) -> str:
+    """Return the host of a web address, and other text unchanged.
 
-    >>> place("https://example.org/data.zip")
+    >>> host("https://example.org/data.zip")
     'example.org'
     """
     found = re.search(r"https?://(?:www\.)?([^/\s]+)", source)
     return found[1] if found else source
 
 
-def first_line(doc: str | None) -> str:
-    return (doc or "").strip().partition("\n")[0]
+def summary(doc: str | None) -> str:
+    """Return the first paragraph of a docstring, on one line."""
+    return _paragraphs(doc).partition("\n")[0]
 
 
 def _paragraphs(doc: str | None) -> str:
-    """A docstring without its line breaks but those between paragraphs: terminals differ in width.
+    """Join the lines of each paragraph of a docstring, so that they wrap at the terminal's width.
 
     >>> _paragraphs("One\\n    two.\\n\\n    Three.")
     'One two.\\n\\nThree.'
@@ -204,31 +262,36 @@ def _paragraphs(doc: str | None) -> str:
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(doc or "").split("\n\n"))
 
 
-def _in_words(parameter: dict[str, Any]) -> dict[str, str]:
-    """A hyperparameter as a row for people: symbol, the paper's value and choices where it has."""
+def _hyperparameter_row(parameter: dict[str, Any]) -> dict[str, str]:
+    """Return the cells of a hyperparameter: name and symbol, default, meaning and choices."""
 
     def number(value: Any) -> str:
         return str(float(f"{value:.4g}")) if isinstance(value, float) else str(value)
 
     p = parameter
-    paper = [] if p["paper"] is None else [f"paper: {number(p['paper'])}"]
-    choices = [f"one of: {', '.join(p['choices'])}"] if p["choices"] else []
+    choices = f"one of: {', '.join(p['choices'])}" if p["choices"] else ""
+    paper = "" if p["paper"] is None else f"paper: {number(p['paper'])}"
     return {
         "name": " ".join(dict.fromkeys([p["name"], p["symbol"]])).strip(),
-        "value": "\n".join([number(p["default"]), *paper]),
-        "meaning": "\n".join([p["meaning"], *choices]),
+        "value": number(p["default"]),
+        "meaning": "\n".join(filter(None, (p["meaning"], choices, paper))),
     }
 
 
 def show(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
+    """Print rows as JSON or as a table; `columns` are the keys to show and their headings."""
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
         Console(highlight=False).print(_table(rows, columns))
 
 
-def _table(rows: list[dict[str, Any]], columns: dict[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _indented(content: RenderableType, columns: int = 2) -> Padding:
+    return Padding(content, (0, 0, 0, columns), expand=False)
+
+
+def _table(rows: list[dict[str, Any]], columns: dict[str, str], *, header: bool = True) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header)
     widths = {"nodes": 9, "edges": 10, "features": 8, "classes": 7}
     for key, title in columns.items():
         table.add_column(
@@ -239,5 +302,5 @@ def _table(rows: list[dict[str, Any]], columns: dict[str, str]) -> Table:
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*[str(row[key]).replace("[", "\\[") for key in columns])
+        table.add_row(*[escape(str(row[key])) for key in columns])
     return table

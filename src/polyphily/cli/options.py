@@ -1,4 +1,4 @@
-"""The flags of `run` and `compare`, made from `Settings`, so that nothing is said twice."""
+"""The flags of `run`, `compare` and `sweep`, made from `Settings`, and configuration files."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ DATA: dict[str, tuple[type, str]] = {
         "A dataset's name, with options as in csbm:gap=0.4, or a folder or file of your graphs.",
     ),
     "partition": (str, "How one graph is divided among clients, or a partition file (.npz)."),
-    "clients": (int, "How many clients; the dataset's usual number unless given."),
-    "split": (str, "0.6,0.2,0.2 (add :client or :global), 5-fold, or own."),
-    "seeds": (str, "Seeds of partition, split and weights, run side by side: 0,1,2."),
-    "normalize": (str, "Features: none, row or standard."),
-    "noise": (str, "Disturb the clients' graphs: edges=0.1, features=0.1, labels=0.1, or several."),
+    "clients": (int, "Number of clients; the dataset's usual number unless given."),
+    "split": (str, "Train, val and test: 0.6,0.2,0.2 (add :client or :global), 5-fold, or own."),
+    "seeds": (str, "Seeds of partition, split and weights, trained side by side: 0,1,2."),
+    "normalize": (str, "Normalisation of features: none, row or standard."),
+    "noise": (str, "Noise in the graphs: edges=0.1, features=0.1, labels=0.1, or several."),
 }
 DEFAULT_DATASET = "csbm"
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The descriptions under "Attributes:" in a class's docstring."""
+    """Return the descriptions under "Attributes:" in a class's docstring, by name."""
     text = inspect.getdoc(cls) or ""
     _, _, section = text.partition("Attributes:")
     found = re.findall(r"^ {4}(\w+): ((?:.|\n {8,})+)", section, flags=re.MULTILINE)
-    return {name: " ".join(words.split()) for name, words in found}
+    return {name: " ".join(description.split()) for name, description in found}
 
 
-def _plain(kind: Any) -> type:
-    """The type a flag takes: `int | str` and the like come as text, `float | None` as float."""
+def _flag_type(kind: Any) -> type:
+    """Return the type of a setting's flag: float for `float | None`, str for `int | str`."""
     if isinstance(kind, UnionType):
         options = [option for option in get_args(kind) if option is not type(None)]
         return options[0] if len(options) == 1 else str
-    plain: type = kind
-    return plain
+    single: type = kind
+    return single
 
 
 def with_settings(
     panel: str = "Training", *, data: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command a flag for every setting and, with `data`, for every choice of data.
+    """Give a command a flag for every setting and, with `data`, for every entry of `DATA`.
 
-    The command must take `**values`, which holds the flags that were given.
+    The command must take `**values`, which receives the flags that the user gave.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -65,21 +65,21 @@ def with_settings(
             if p.kind is not p.VAR_KEYWORD
         ]
         flags: dict[str, tuple[type, typer.models.OptionInfo]] = {}
-        for name, (kind, words) in DATA.items() if data else ():
+        for name, (kind, text) in DATA.items() if data else ():
             names = ["--seeds", "--seed"] if name == "seeds" else [f"--{name}"]
-            flags[name] = (kind, typer.Option(None, *names, help=words, rich_help_panel="Data"))
+            flags[name] = (kind, typer.Option(None, *names, help=text, rich_help_panel="Data"))
         docs, kinds = attribute_docs(Settings), get_type_hints(Settings)
         for field in dataclasses.fields(Settings):
-            kind = _plain(kinds[field.name])
+            kind = _flag_type(kinds[field.name])
             flag = f"--{field.name.replace('_', '-')}"
-            usual = "by data and backbone" if field.default is None else field.default
-            words = docs[field.name].rstrip(".")
+            default = "by data and backbone" if field.default is None else field.default
+            text = docs[field.name].rstrip(".")
             flags[field.name] = (
                 kind,
                 typer.Option(
                     None,
                     f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-                    help=f"{words[0].upper()}{words[1:]}. [dim]\\[{usual}][/dim]",
+                    help=f"{text[0].upper()}{text[1:]}. [dim]\\[{default}][/dim]",
                     rich_help_panel=panel,
                 ),
             )
@@ -91,9 +91,10 @@ def with_settings(
         ]
 
         def wrapper(**values: Any) -> None:
-            mine = {p.name: values.pop(p.name) for p in own}
-            command(**mine, **{k: v for k, v in values.items() if v is not None})
+            arguments = {p.name: values.pop(p.name) for p in own}
+            command(**arguments, **{k: v for k, v in values.items() if v is not None})
 
+        # typer reads the flags from the signature.
         wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
         wrapper.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
@@ -104,14 +105,14 @@ def with_settings(
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a command was asked, from flags and file together.
+    """A user's request, from flags and a configuration file.
 
     Attributes:
         method: the method's name, if one was given.
         data: arguments of `load`.
-        seeds: one federation each.
+        seeds: the seeds, one federation each.
         settings: arguments of `Settings`.
-        hyperparameters: of the method.
+        hyperparameters: those given for the method.
     """
 
     method: str | None
@@ -124,7 +125,14 @@ class Request:
 def gather(
     method: str | None, values: Mapping[str, Any], assignments: list[str], config: Path | None
 ) -> Request:
-    """Flags over the configuration file over defaults."""
+    """Merge flags and configuration file; flags win.
+
+    Args:
+        method: the method given as an argument.
+        values: the flags, by name.
+        assignments: the values of `--set`.
+        config: the configuration file.
+    """
     merged = read_config(config) if config else {}
     merged |= values
     hyperparameters = {**merged.pop("set", {}), **dict(map(_assignment, assignments))}
@@ -137,7 +145,10 @@ def gather(
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A configuration file's entries, their names checked, a partition file found beside it."""
+    """Read a configuration file and check the names and types of its entries.
+
+    A partition file is also looked for beside the configuration file.
+    """
     try:
         entries = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -162,11 +173,11 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def _check_type(file: Path, name: str, value: Any, kind: Any) -> None:
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    words |= {list: "a list", dict: "a table"}
-    allowed = [option for option in get_args(kind) or (kind,) if option in words]
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    names |= {list: "a list", dict: "a table"}
+    allowed = [option for option in get_args(kind) or (kind,) if option in names]
     if type(value) not in allowed and not (type(value) is int and float in allowed):
-        wanted = " or ".join(words[option] for option in allowed)
+        wanted = " or ".join(names[option] for option in allowed)
         raise UserError(f"{file}: '{name}' takes {wanted}, not {value!r}")
 
 
@@ -178,7 +189,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _seeds(value: Any) -> list[int]:
-    """One or several seeds, from `3`, `"0,1,2"` or `[0, 1, 2]`."""
+    """Parse one or several seeds: `3`, `"0,1,2"` or `[0, 1, 2]`."""
     parts = value if isinstance(value, list) else str(value).split(",")
     try:
         seeds = [int(str(part)) for part in parts]

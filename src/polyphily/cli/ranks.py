@@ -1,4 +1,4 @@
-"""Commands that torchrun may start several times over, one process for a share of the clients."""
+"""Commands under torchrun, which starts several processes, each for a share of the clients."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from typing import TYPE_CHECKING, ParamSpec
 from polyphily.errors import UserError
 
 if TYPE_CHECKING:
-    from polyphily.engines.distributed import Team
+    from polyphily.engines.team import Team
 
-SPREAD = ("run", "compare", "demo")
+COMMANDS = ("run", "compare", "demo")
 P = ParamSpec("P")
 
 
-def check(command: str | None) -> None:
-    """Refuses a command that would do the same work in every process."""
+def check_launcher(command: str | None) -> None:
+    """Refuse a command under torchrun that would do the same work in every process."""
     several = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
-    if several and command not in SPREAD:
-        known = ", ".join(SPREAD[:-1]) + f" and {SPREAD[-1]}"
-        raise UserError(f"torchrun spreads {known} alone: start polyphily {command} without it")
+    if several and command not in COMMANDS:
+        known = ", ".join(COMMANDS[:-1]) + f" and {COMMANDS[-1]}"
+        raise UserError(
+            f"torchrun is supported for {known} only: start polyphily {command} without it"
+        )
 
 
-def spread(command: Callable[P, None]) -> Callable[P, None]:
-    """The command with all ranks together, of which the first alone prints."""
+def on_all_ranks(command: Callable[P, None]) -> Callable[P, None]:
+    """Decorate a command to connect all ranks before it runs; only the first rank prints."""
 
     @functools.wraps(command)
     def together(*arguments: P.args, **options: P.kwargs) -> None:
         from polyphily.cli import terminal
-        from polyphily.engines.distributed import joined
+        from polyphily.engines.team import joined
 
         with joined() as team:
             if team is not None and not team.leads:
@@ -42,29 +44,29 @@ def spread(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def team() -> Team | None:
-    """The ranks that this command runs on, if there are several."""
-    from polyphily.engines.distributed import current
+    """Return the ranks that this command runs on; None if there is only one process."""
+    from polyphily.engines.team import current
 
     return current()
 
 
-def same(folder: Path) -> Path:
-    """The folder that the first rank has chosen."""
+def leaders_folder(folder: Path) -> Path:
+    """Return the folder that the first rank chose."""
     ranks = team()
     return folder if ranks is None else Path(ranks.same(str(folder)))
 
 
-def once(work: Callable[[], object]) -> None:
-    """Does something at the first rank only."""
+def at_leader(work: Callable[[], object]) -> None:
+    """Call a function at the first rank only."""
     ranks = team()
     if ranks is None:
         work()
     else:
-        ranks.once(work)
+        ranks.at_leader(work)
 
 
-def writes(folder: Path) -> None:
-    """Tells all ranks where the run goes on if one of them is lost."""
+def set_run_folder(folder: Path) -> None:
+    """Set the run folder, which ranks name in the error if one of them is lost."""
     ranks = team()
     if ranks is not None:
         ranks.folder = folder

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from polyphily.report.runs import Run
     from polyphily.runs.run import Execution
 
-MOST_NODES = 25_000  # of a federation that is measured at the end of a run without being asked
+MOST_NODES = 25_000  # larger federations are measured by `polyphily report` only
 
 Folders = Annotated[
     list[Path], typer.Argument(help="Run folders, or folders with runs in them.", metavar="RUN…")
@@ -33,27 +33,27 @@ def report(
     folders: Folders,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="The page. [dim]\\[report.html with the runs][/dim]"),
+        typer.Option("--out", help="The page. [dim]\\[report.html beside the runs][/dim]"),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     measure: Annotated[
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="Measure clients and models where the run folder does not hold that yet.",
+            help="Measure clients and models if the run folder lacks that.",
         ),
     ] = True,
 ) -> None:
-    """Make one page of one run, or of several side by side."""
+    """Write a page about one run, or about several side by side."""
     from polyphily.cli import terminal
     from polyphily.report import runs
 
-    found = runs.find(folders)
+    found = runs.read_runs(folders)
     if measure:
-        found = _measured(found, terminal.notes)
-    place = folders[0] if len(folders) == 1 else Path()
-    file = write_page(found, out or place / "report.html")
-    terminal.out.print(f"report: {file}", soft_wrap=True, markup=False)
+        found = _measure_missing(found)
+    folder = folders[0] if len(folders) == 1 else Path()
+    file = write_page(found, out or folder / "report.html")
+    terminal.print_line(f"report: {file}")
     if open_:
         import webbrowser
 
@@ -61,6 +61,7 @@ def report(
 
 
 def write_page(found: Sequence[Run], file: Path) -> Path:
+    """Write the page about some runs, and return its path."""
     from polyphily.report import page
     from polyphily.report.content import content
 
@@ -72,58 +73,66 @@ def write_page(found: Sequence[Run], file: Path) -> Path:
     return file
 
 
-def _measured(found: Sequence[Run], notes: Callable[[Sequence[str]], None]) -> list[Run]:
-    """The runs with what their folders lacked; where data are not at hand, as they are."""
+def _measure_missing(found: Sequence[Run]) -> list[Run]:
+    """Measure clients and models of runs whose folders lack that, and store it there.
+
+    Returns:
+        The runs, read again. Those whose data or models cannot be read are returned as they are.
+    """
     from polyphily.cli.inspecting import progress
-    from polyphily.cli.training import restored
+    from polyphily.cli.terminal import notes
+    from polyphily.cli.training import restore
     from polyphily.graphs.loading import SAVED
     from polyphily.report import evidence
     from polyphily.report.runs import Run
 
-    known: dict[Any, Inspection] = {}
-    renewed = []
+    inspections: dict[Any, Inspection] = {}  # runs on the same data share one
+    updated = []
     for run in found:
-        kept = run.evidence
-        complete = {"inspection", "confusion_at_best"} <= kept.keys()
-        if complete and kept["round"] == run.summary["rounds"]:
-            renewed.append(run)
+        updated.append(run)
+        stored = run.evidence
+        complete = {"inspection", "confusion_at_best"} <= stored.keys()
+        if complete and stored["round"] == run.summary["rounds"]:
             continue
-        if not (run.path / SAVED).exists():  # a run across sites
+        if not (run.path / SAVED).exists():  # a deployed run
             notes([f"{run.path.name}: its graphs are not here: clients and models are not shown"])
-            renewed.append(run)
             continue
         try:
-            with progress() as tell:
-                tell(f"reading {run.path}")
-                execution = restored(run.path)
+            with progress() as report:
+                report(f"reading {run.path}")
+                execution = restore(run.path)
                 key = (run.data, run.seeds[0])
-                if key not in known:
-                    known[key] = inspection_of(execution.federations[0], tell)
-                tell(f"looking at the models of {run.path.name}")
-                fresh = evidence.gather(execution, known[key])
-            evidence.write(run.path, {"commit": kept.get("commit"), **fresh})
-            renewed.append(Run.read(run.path))
+                if key not in inspections:
+                    inspections[key] = inspect_clients(execution.federations[0], report)
+                report(f"measuring the models of {run.path.name}")
+                measured = evidence.gather(execution, inspections[key])
+            evidence.write(run.path, {"commit": stored.get("commit"), **measured})
+            updated[-1] = Run.read(run.path)
         except PolyphilyError as error:
             notes([f"{run.path.name}: clients and models are not shown: {error}"])
-            renewed.append(run)
         except OSError as error:
-            notes([f"{run.path.name}: cannot keep what was measured: {error.strerror}"])
-            renewed.append(run)
-    return renewed
+            notes([f"{run.path.name}: cannot store what was measured: {error.strerror}"])
+    return updated
 
 
-def inspection_of(federation: Federation, tell: Callable[[str], None]) -> Inspection:
-    """The clients, measured; what the partition lost is `polyphily inspect`'s to say."""
+def inspect_clients(federation: Federation, report: Callable[[str], None]) -> Inspection:
+    """Measure the clients, but not what the partition lost (see `polyphily inspect`)."""
     from polyphily.heterogeneity.inspection import inspect
 
-    return inspect(federation, None, lambda what: tell(f"measuring {what}"))
+    return inspect(federation, None, lambda what: report(f"measuring {what}"))
 
 
 # At the end of a run -----------------------------------------------------------------------------
 
 
 class Pages:
-    """Keeps what a page needs as runs end, and writes the page."""
+    """Stores what the page needs when runs end, and writes one page about all of them.
+
+    A failure is printed as a note: it must not turn a successful run into a failed one.
+
+    Args:
+        wanted: whether there is to be a page at all.
+    """
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
@@ -132,21 +141,21 @@ class Pages:
         self._inspected: Federation | None = None
 
     def add(self, execution: Execution) -> None:
-        """Takes in a run that has ended."""
+        """Add a run that has ended."""
         if not self.wanted:
             return
         assert execution.folder
         folder = execution.folder.path
         self.folders.append(folder)
-        self._safely(lambda: self._gather(execution, folder))
+        self._try(lambda: self._gather(execution, folder))
 
     def write(self, file: Path) -> Path | None:
-        """The page of all runs taken in, if it could be made."""
+        """Write the page and return its path; None if there is nothing to write, or it failed."""
         if not self.folders:
             return None
         from polyphily.report.runs import Run
 
-        page: Path | None = self._safely(
+        page: Path | None = self._try(
             lambda: write_page([Run.read(folder) for folder in self.folders], file)
         )
         return page
@@ -157,18 +166,17 @@ class Pages:
 
         assert execution.folder
         if execution.simulation.round != len(execution.folder.records()):
-            return  # trained elsewhere: the models are not in this process
+            return  # trained in other processes, which have the models
         federation = execution.federations[0]
         if self._inspected is not federation:
             self._inspected, self._inspection = federation, None
             if sum(graph.num_nodes for graph in federation.clients) <= MOST_NODES:
-                with progress() as tell:
-                    self._inspection = inspection_of(federation, tell)
-        found = evidence.gather(execution, self._inspection)
-        evidence.write(folder, {"commit": evidence.commit(), **found})
+                with progress() as report:
+                    self._inspection = inspect_clients(federation, report)
+        measured = evidence.gather(execution, self._inspection)
+        evidence.write(folder, {"commit": evidence.commit(), **measured})
 
-    def _safely(self, work: Callable[[], Any]) -> Any:
-        """A page that cannot be made must not turn a run that went well into a failure."""
+    def _try(self, work: Callable[[], Any]) -> Any:
         from polyphily.cli import terminal
 
         try:
@@ -209,18 +217,20 @@ def plot(
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option("--dataset", help="inertia: what is divided. [dim]\\[cora][/dim]"),
+        typer.Option("--dataset", help="inertia: the graph. [dim]\\[cora][/dim]"),
     ] = None,
     width: Annotated[
         float,
-        typer.Option("--width", help="In inches; 3.3 is a column, 6.8 a page.", min=1, max=40),
+        typer.Option(
+            "--width", help="Width in inches; 3.3 is a column, 6.8 a page.", min=1, max=40
+        ),
     ] = 3.3,
 ) -> None:
-    """Make a figure for a paper.
+    """Draw a figure for a paper.
 
-    Of runs: convergence, homophily, spectral-kl, client-scale, sensitivity, ablation. Of data,
-    without runs: high-frequency (csbm graphs of rising homophily) and inertia (a graph divided
-    among more and more clients).
+    Figures of runs: convergence, homophily, spectral-kl, client-scale, sensitivity, ablation.
+    Figures of data, without runs: high-frequency (csbm graphs of rising homophily) and inertia (a
+    graph divided among more and more clients).
     """
     from polyphily.cli import terminal
     from polyphily.report import figures, runs
@@ -229,17 +239,17 @@ def plot(
     if figure in figures.OF_DATA:
         drawn = _plot_data(figure, folders, dataset, look)
     else:
-        draw = figures.find(figure)
+        draw = figures.find_figure(figure)
         if dataset:
-            raise UserError(f"--dataset: {figure} is a figure of runs, which have their data")
+            raise UserError(f"--dataset: {figure} is a figure of runs, which have their own data")
         if not folders:
             raise UserError(f"{figure} is a figure of runs: polyphily plot {figure} RUN…")
-        found = runs.find(folders)
+        found = runs.read_runs(folders)
         if figure in figures.MEASURED:
-            found = _measured(found, terminal.notes)
+            found = _measure_missing(found)
         drawn = draw(found, look)
     figures.save(drawn, out)
-    terminal.out.print(f"written: {out}", soft_wrap=True, markup=False)
+    terminal.print_line(f"written: {out}")
 
 
 def _plot_data(figure: str, folders: list[Path] | None, dataset: str | None, look: Look) -> Any:
@@ -248,9 +258,9 @@ def _plot_data(figure: str, folders: list[Path] | None, dataset: str | None, loo
 
     if folders or look.against or look.score:
         raise UserError(f"{figure} is a figure of data: it takes no runs, --against or --score")
-    with progress() as tell:
+    with progress() as report:
         if figure == "inertia":
-            return data_figures.inertia(look, dataset or "cora", tell)
+            return data_figures.inertia(look, dataset or "cora", report)
         if dataset:
-            raise UserError("--dataset: high-frequency is drawn of csbm graphs alone")
-        return data_figures.high_frequency(look, tell)
+            raise UserError("--dataset: high-frequency is a figure of csbm graphs alone")
+        return data_figures.high_frequency(look, report)

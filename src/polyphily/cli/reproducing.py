@@ -1,4 +1,4 @@
-"""`polyphily reproduce`: a paper's table, run again beside the published figures."""
+"""`polyphily reproduce`: the tables of a paper, run again and compared with what it printed."""
 
 from __future__ import annotations
 
@@ -28,39 +28,42 @@ def add_to(app: typer.Typer) -> None:
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="fedspa, fedgsp, fedhero, s2fgl, fedath.")
+        str | None, typer.Argument(help="The paper: fedspa, fedgsp, fedhero, s2fgl, fedath.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the tables and stop.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the tables and exit.")] = False,
     table: Annotated[
-        str | None, typer.Option("--table", help="A table's number as printed; all unless given.")
+        str | None, typer.Option("--table", help="The number of one table; all unless given.")
     ] = None,
     only: Annotated[str | None, typer.Option("--only", help="Datasets: cora,texas.")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="Rows: fedavg,fedspa.")] = None,
     clients: Annotated[str | None, typer.Option("--clients", help="Numbers: 5,10.")] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", "--seed", help="Seeds: 0,1,2; as many as the paper's.")
+        str | None,
+        typer.Option("--seeds", "--seed", help="Seeds: 0,1,2; unless given, as many as the paper."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="In place of the paper's.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds, instead of the paper's.")
+    ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help=f"One seed and {plan.QUICK_ROUNDS} rounds: does it work?"),
+        typer.Option("--quick", help=f"Try with one seed and {plan.QUICK_ROUNDS} rounds."),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where runs and tables go. [dim]\\[reproduce/…][/dim]"),
+        typer.Option("--out", help="Folder for runs and tables. [dim]\\[reproduce/…][/dim]"),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Run a paper's tables again, beside the published figures.
+    """Run a paper's tables again and print the results beside the published figures.
 
-    What has finished is not run again, so a stopped command goes on where it was.
+    Finished runs are not repeated, so a command that was stopped can be started again.
     """
     if list_ or paper is None:
         _list(paper, as_json)
         return
-    found = tables.paper(paper)
-    wanted = [found.table(table)] if table else list(found.tables.values())
+    source = tables.paper(paper)
+    wanted = [source.table(table)] if table else list(source.tables.values())
     choice = Choice(
         datasets=_names(only),
         methods=_names(methods),
@@ -71,14 +74,14 @@ def reproduce(
         device=device,
     )
     from_mapping({"device": device} | ({} if rounds is None else {"rounds": rounds}))
-    plan.check(found, wanted, choice)
-    check_device(device)
-    folder = out or Path("reproduce") / found.name
-    results = [_reproduce(found, one, choice, folder) for one in wanted]
+    plan.check_choice(source, wanted, choice)
+    _check_device(device)
+    folder = out or Path("reproduce") / source.name
+    results = [_reproduce(source, each, choice, folder) for each in wanted]
     results = [result for result in results if result["rows"]]
     if not results:
         raise UserError(
-            "no cell is asked for: --table, --only, --methods and --clients do not meet"
+            "no cell is asked for: no cell fits --table, --only, --methods and --clients together"
         )
     if as_json:
         typer.echo(json.dumps(results if table is None else results[0], indent=2))
@@ -89,10 +92,10 @@ def reproduce(
 
 
 def _reproduce(paper: Paper, table: Table, choice: Choice, out: Path) -> dict[str, Any]:
-    """Runs a table's cells; the files are renewed after every row, so that a kill loses none."""
+    """Run a table's cells, and write the files after every row so that a kill loses none."""
     lines: list[Line] = []
     data = report.as_data(paper, table, lines, choice)
-    for line in _lines(paper, table, choice, out):
+    for line in _run_lines(paper, table, choice, out):
         lines.append(line)
         data = report.as_data(paper, table, lines, choice)
         if line.skipped is None:
@@ -114,22 +117,22 @@ def _write(data: dict[str, Any], out: Path) -> None:
         raise UserError(f"cannot write to {out}: {error.strerror}") from None
 
 
-def _lines(paper: Paper, table: Table, choice: Choice, out: Path) -> Iterator[Line]:
+def _run_lines(paper: Paper, table: Table, choice: Choice, out: Path) -> Iterator[Line]:
     for figure in plan.select(paper, table, choice):
         reason = plan.obstacle(paper, figure)
         if reason:
             yield Line(figure, skipped=reason)
         else:
-            yield _line(table, plan.job(paper, table, figure, choice), out)
+            yield _run_line(table, plan.job(paper, table, figure, choice), out)
 
 
-def _line(table: Table, job: plan.Job, out: Path) -> Line:
+def _run_line(table: Table, job: plan.Job, out: Path) -> Line:
     from polyphily.papers import runner
 
     folder = runner.folder_of(out, table.name, job)
     if not runner.is_finished(job, folder):
-        words = f"{job.figure.cell}, {job.figure.method}"
-        Console(stderr=True, highlight=False).print(f"[dim]{words}[/dim]", soft_wrap=True)
+        what = f"{job.figure.cell}, {job.figure.method}"
+        Console(stderr=True, highlight=False).print(f"[dim]{what}[/dim]", soft_wrap=True)
     try:
         summary = runner.run(job, folder, training.train)
     except PolyphilyError as error:
@@ -155,16 +158,16 @@ def _list(name: str | None, as_json: bool) -> None:
     listings.show(rows, as_json, columns | {"title": "what it shows"})
 
 
-def check_device(device: str) -> None:
-    """Refuses a device that is not there, before any cell is loaded."""
+def _check_device(device: str) -> None:
+    """Raise a `UserError` if a device does not exist. Torch is imported for a GPU only."""
     if device != "cpu":
-        from polyphily.runs import run
+        from polyphily.runtime import machine
 
-        run.check_device(device)
+        machine.check_device(device)
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
-    """Names between commas; a comma before `option=` belongs to the name."""
+    """Split names at commas, but not at one before `option=`, which belongs to the name."""
     if text is None:
         return None
     return tuple(filter(None, (name.strip() for name in re.split(r",(?![^,:\[]*=)", text))))

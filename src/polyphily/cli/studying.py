@@ -1,4 +1,4 @@
-"""`polyphily study`: the library's own tables, run and written."""
+"""`polyphily study`: run the library's own studies and write their tables."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def study(
     names: Annotated[
         list[str] | None, typer.Argument(help="Studies; all unless given. See --list.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List studies and cells, stop.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List studies and cells and exit.")] = False,
     only: Annotated[
-        str | None, typer.Option("--only", help="Cells whose title has this: cora, 'metis 5'.")
+        str | None, typer.Option("--only", help="Cells whose title contains this: cora, 'metis 5'.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Where results are kept.")] = Path("studies"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of results.")] = Path("studies"),
     write: Annotated[
         Path | None, typer.Option("--write", help="Write the tables to this file.")
     ] = None,
@@ -41,23 +41,23 @@ def study(
         typer.Option("--partitions", help="Folder of partition files; missing ones are written."),
     ] = None,
     share: Annotated[
-        str, typer.Option("--share", help="Of the cells this part: 1/3 is every third.")
+        str, typer.Option("--share", help="Part of the cells: 1/3 is every third.")
     ] = "1/1",
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Begin no row after so long.")
+        float, typer.Option("--minutes", help="Start no row after this time.")
     ] = float("inf"),
 ) -> None:
-    """Run the studies behind docs/results.md: does a method help, where, by how much?
+    """Run the studies behind docs/results.md: where a method helps, and by how much.
 
-    All trials and seeds of a row run in one pass. What is finished is not run again.
+    All trials and seeds of a row run in one pass. Finished rows are not repeated.
     """
-    wanted = [studies.find(name) for name in names or studies.studies()]
+    wanted = [studies.find_study(name) for name in names or studies.studies()]
     number, _, parts = share.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise UserError(f"--share {share}: write 1/3, 2/3 or 3/3")
     cells = [(s, cell) for s in wanted for cell in s.cells if (only or "") in cell.title]
     if not cells:
-        raise UserError(f"--only {only}: no cell has this in its title; see --list")
+        raise UserError(f"--only {only}: no cell has this in its title; --list shows all cells")
     if list_:
         for s, cell in cells:
             typer.echo(f"{s.name:12s} {cell.title}")
@@ -87,7 +87,7 @@ def _run(
     partitions: Path | None,
     minutes: float,
 ) -> None:
-    from polyphily.runs.run import check_device
+    from polyphily.runtime.machine import check_device
     from polyphily.studies import trials
 
     check_device(device)

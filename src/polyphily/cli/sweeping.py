@@ -1,4 +1,4 @@
-"""`polyphily sweep`: the same runs over a grid of values, side by side in one folder."""
+"""`polyphily sweep`: runs over a grid of values, in one folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from polyphily.runs.run import Execution
     from polyphily.runs.together import Together
 
-EVERYWHERE = {*options.DATA, *get_type_hints(Settings)} - {"seeds"}  # whatever the method
+EVERYWHERE = {*options.DATA, *get_type_hints(Settings)} - {"seeds"}  # can be varied for any method
 
 Point = dict[str, str]
 """One value for each name that is varied."""
@@ -38,40 +38,40 @@ def sweep(
         typer.Option(
             "--vary",
             help="name=v1,v2,…: a hyperparameter, a setting, or data such as clients. Repeat for a "
-            "grid. Values with commas are separated by semicolons.",
+            "grid. Separate values that contain commas with semicolons.",
         ),
     ],
     config: Config = None,
     set_: Set = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where the runs go. [dim]\\[sweeps/…][/dim]")
+        Path | None, typer.Option("--out", help="Folder for the runs. [dim]\\[sweeps/…][/dim]")
     ] = None,
     as_json: AsJson = False,
     report: Page = True,
     track: Track = None,
     **values: Any,
 ) -> None:
-    """Run methods over a grid of values: sensitivity, numbers of clients, shares of labels, noise.
+    """Run methods over a grid of values, such as hyperparameters, numbers of clients or noise.
 
-    What has finished is not run again, so a stopped command goes on where it was.
+    Finished runs are not repeated, so a command that was stopped can be started again.
 
-    Points that differ in lr and weight_decay alone are trained in one pass.
+    Points that differ only in lr and weight_decay are trained in one pass.
     """
     from polyphily.cli import terminal
-    from polyphily.cli.reporting import Pages
-    from polyphily.core.method import find
+    from polyphily.cli.reporting import Pages, write_page
+    from polyphily.core.method import METHODS
     from polyphily.papers import runner
     from polyphily.report import runs
     from polyphily.runs import tracking
     from polyphily.runs.folder import safe_name
 
-    tracking.check(track or ())
-    names = list(dict.fromkeys(find(name).name for name in methods))
+    tracking.check_trackers(track or ())
+    names = list(dict.fromkeys(METHODS.find(name).name for name in methods))
     axes = dict(map(_axis, vary))
     if len(axes) < len(vary):
-        raise UserError("--vary: a name is given twice; write its values in one: name=v1,v2")
+        raise UserError("--vary: a name is given twice; write all its values at once: name=v1,v2")
     request = options.gather(None, values, set_ or [], config)
-    known = {name: set(find(name).hyperparameters()) for name in names}
+    known = {name: set(METHODS.find(name).hyperparameters()) for name in names}
     _check(axes, request, known)
     points = [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
     data = Path(str(request.data["dataset"]).partition(":")[0]).name
@@ -79,75 +79,69 @@ def sweep(
     orders: dict[Path, tuple[Point, Order]] = {}
     for point in points:
         for name in names:
-            mine = {n: v for n, v in point.items() if n in known[name] or n in EVERYWHERE}
-            order = _order(name, request, mine, known[name])
-            place = folder / name / _folder_name(mine)
-            while place in orders and orders[place][1] != order:  # names that a file cannot have
-                place = place.with_name(f"{place.name}-2")
-            orders[place] = mine, order
-    pages, numbers = Pages(report), {place: i for i, place in enumerate(orders, 1)}
+            own = {n: v for n, v in point.items() if n in known[name] or n in EVERYWHERE}
+            order = _order(name, request, own, known[name])
+            path = folder / name / _folder_name(own)
+            # Different values may have the same file name, which has no special characters.
+            while path in orders and orders[path][1] != order:
+                path = path.with_name(f"{path.name}-2")
+            orders[path] = own, order
+    pages, numbers = Pages(report), {path: i for i, path in enumerate(orders, 1)}
 
-    def announce(places: Sequence[Path], more: str = "") -> None:
-        which = _numbers([numbers[place] for place in places])
-        words = _words([orders[place][0] for place in places])
-        said = f"{which}/{len(orders)}  {', '.join([orders[places[0]][1].method, *words])}{more}"
-        terminal.err.print(said, style="dim", markup=False)
+    def announce(paths: Sequence[Path], more: str = "") -> None:
+        which = _ranges([numbers[path] for path in paths])
+        values = _values([orders[path][0] for path in paths])
+        text = f"{which}/{len(orders)}  {', '.join([orders[paths[0]][1].method, *values])}{more}"
+        terminal.err.print(text, style="dim", markup=False)
 
-    def go(execution: Execution, done: int) -> dict[str, Any]:
-        summary = training.train(execution, done, track or ())
+    def train(execution: Execution, done: int) -> dict[str, Any]:
+        summary = training.train(execution, done, track or (), report)
         pages.add(execution)
         return summary
 
-    def go_together(group: Together) -> None:
+    def train_group(group: Together) -> None:
         announce([run.out for run in group.runs if run.out], " in one pass")
-        for execution in training.train_together(group, track or ()):
+        for execution in training.train_together(group, track or (), report):
             pages.add(execution)
 
-    groups = runner.groups({place: order for place, (_, order) in orders.items()})
+    groups = runner.groups({path: order for path, (_, order) in orders.items()})
     in_one_pass = {next(iter(group)): group for group in groups}
     failed: dict[Path, TrainingError] = {}
-    for place, (_, order) in orders.items():
-        if place in in_one_pass:
-            runner.run_together(in_one_pass[place], go_together)
-        if not runner.is_finished(order, place):
-            announce([place])
+    for path, (_, order) in orders.items():
+        if path in in_one_pass:
+            runner.run_together(in_one_pass[path], train_group)
+        if not runner.is_finished(order, path):
+            announce([path])
         try:
-            runner.run(order, place, go)
-        except TrainingError as error:  # the other points may do well
-            failed[place] = error
-            terminal.notes([f"{place}: {error}"])
-    found = [runs.Run.read(place) for place in orders if place not in failed]
+            runner.run(order, path, train)
+        except TrainingError as error:  # go on with the other points
+            failed[path] = error
+            terminal.notes([f"{path}: {error}"])
+    found = [runs.Run.read(path) for path in orders if path not in failed]
     if not found:
         raise next(iter(failed.values()))
-    page = _page(found, folder) if report else None
+    page = write_page(found, folder / training.PAGE) if report else None
     if as_json:
         rows = [{"folder": str(run.path), "method": run.method, **_outcome(run)} for run in found]
         typer.echo(json.dumps(rows))
     else:
         _table(found, list(axes))
-        terminal.out.print(f"runs: {folder}", soft_wrap=True, markup=False)
+        terminal.print_line(f"runs: {folder}")
         if page:
-            terminal.out.print(f"report: {page}", soft_wrap=True, markup=False)
+            terminal.print_line(f"report: {page}")
         kind = "client-scale" if list(axes) == ["clients"] else "sensitivity"
         more = f" --against {next(iter(axes))}" if len(axes) > 1 else ""
-        command = f"polyphily plot {kind} {folder}{more} --out {kind}.pdf"
-        terminal.out.print(f"figure: {command}", soft_wrap=True, markup=False)
+        terminal.print_line(f"figure: polyphily plot {kind} {folder}{more} --out {kind}.pdf")
     if failed:
-        places = ", ".join(map(str, failed))
-        raise TrainingError(f"{len(failed)} of {len(orders)} runs could not go on: {places}")
+        paths = ", ".join(map(str, failed))
+        raise TrainingError(f"{len(failed)} of {len(orders)} runs failed: {paths}")
 
 
-def _page(found: Sequence[Run], folder: Path) -> Path:
-    from polyphily.cli.reporting import write_page
-
-    return write_page(found, folder / training.PAGE)
-
-
-# What is asked -----------------------------------------------------------------------------------
+# The request -------------------------------------------------------------------------------------
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
-    """A name and its values.
+    """Parse a name and its values.
 
     >>> _axis("mu=0.1,1"), _axis("split=0.1,0.1,0.8;0.6,0.2,0.2")
     (('mu', ['0.1', '1']), ('split', ['0.1,0.1,0.8', '0.6,0.2,0.2']))
@@ -163,20 +157,29 @@ def _axis(text: str) -> tuple[str, list[str]]:
 def _check(
     axes: dict[str, list[str]], request: options.Request, known: dict[str, set[str]]
 ) -> None:
+    """Raise a `UserError` for a name that cannot be varied, or that no method has.
+
+    Args:
+        axes: the values of every name that is varied.
+        request: everything else that was asked for.
+        known: the hyperparameters of every method.
+    """
     hyper = set().union(*known.values())
-    everything = EVERYWHERE | hyper
     for name in axes:
         if name == "seeds":
-            raise UserError("--vary seeds: seeds run side by side: --seeds 0,1,2")
-        if name not in everything:
-            raise unknown("name to vary", name, everything)
+            raise UserError("--vary seeds: seeds are trained side by side: give --seeds 0,1,2")
+        if name not in EVERYWHERE | hyper:
+            raise unknown("name to vary", name, EVERYWHERE | hyper)
     for name in request.hyperparameters:
         if name not in hyper:
             raise unknown("hyperparameter", name, hyper)
 
 
 def _order(method: str, request: options.Request, point: Point, own: set[str]) -> Order:
-    """The run of one method at one point."""
+    """Return the order for the run of one method at one point.
+
+    `own` are the hyperparameters of the method.
+    """
     from polyphily.core.method import create
     from polyphily.papers.plan import Order
 
@@ -189,25 +192,25 @@ def _order(method: str, request: options.Request, point: Point, own: set[str]) -
             data[name] = _typed(name, value, options.DATA[name][0])
         else:
             settings[name] = _typed(name, value, get_type_hints(Settings)[name])
-    create(method, hyper)  # a value that cannot be is better refused before anything runs
+    create(method, hyper)  # refuses impossible values before anything runs
     from_mapping(settings)
     return Order(method, hyper, data, tuple(request.seeds), settings)
 
 
 def _typed(name: str, text: str, kind: Any) -> Any:
-    """The value that a flag of this name would have."""
+    """Convert a value of --vary to the type of the setting or the data option."""
     kinds = [k for k in get_args(kind) or (kind,) if k is not type(None)]
     if bool in kinds:
-        words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-        if text.lower() in words:
-            return words[text.lower()]
+        truth = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+        if text.lower() in truth:
+            return truth[text.lower()]
     for wanted in (int, float, str):
         if wanted in kinds:
             try:
                 return wanted(text)
             except ValueError:
                 continue
-    raise UserError(f"--vary {name}: '{text}' is no value for it")
+    raise UserError(f"--vary {name}: '{text}' is not a possible value")
 
 
 def _folder_name(point: Point) -> str:
@@ -216,30 +219,31 @@ def _folder_name(point: Point) -> str:
     return safe_name("_".join(f"{n}={v}" for n, v in point.items())) if point else "as-it-is"
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """Numbers with runs of them drawn together.
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write numbers with consecutive ones as a range.
 
-    >>> _numbers([1, 2, 3, 5])
+    >>> _ranges([1, 2, 3, 5])
     '1–3, 5'
     """
-    found = []
-    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        first, *rest = [number for _, number in run]
-        found.append(f"{first}–{rest[-1]}" if rest else str(first))
-    return ", ".join(found)
+    ranges = []
+    # In consecutive numbers, the difference between number and position is constant.
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        first, *rest = [number for _, number in group]
+        ranges.append(f"{first}–{rest[-1]}" if rest else str(first))
+    return ", ".join(ranges)
 
 
-def _words(points: Sequence[Point]) -> list[str]:
-    """What points are, in words: each name with its values.
+def _values(points: Sequence[Point]) -> list[str]:
+    """Write each name with the values it has at some points.
 
-    >>> _words([{"mu": "1", "lr": "0.01"}, {"mu": "1", "lr": "0.1"}])
+    >>> _values([{"mu": "1", "lr": "0.01"}, {"mu": "1", "lr": "0.1"}])
     ['mu 1', 'lr 0.01, 0.1']
     """
     values = {name: dict.fromkeys(point[name] for point in points) for name in points[0]}
-    return [f"{name} {', '.join(own)}" for name, own in values.items()]
+    return [f"{name} {', '.join(different)}" for name, different in values.items()]
 
 
-# What came out -----------------------------------------------------------------------------------
+# The results -------------------------------------------------------------------------------------
 
 
 def _outcome(run: Run) -> dict[str, Any]:

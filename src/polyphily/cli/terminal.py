@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal: a live progress line, then tables."""
+"""Output of `run` and `compare`: a progress line while training, then tables of scores."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from polyphily.core.method import VIEW_OF
 from polyphily.report.words import percent, size, span
-from polyphily.runs.run import VIEW_OF
-from polyphily.runs.run import Progress as Report
+from polyphily.runs.run import Progress as RoundCallback
 from polyphily.runs.tuning import Trial, Tuned
 
 out = Console(highlight=False)
@@ -34,10 +34,11 @@ err = Console(stderr=True, highlight=False)
 @contextmanager
 def live(
     title: str, rounds: int, evaluated: str, metric: str, done: int = 0
-) -> Iterator[Report | None]:
-    """A progress line on standard error with round, validation score and time left.
+) -> Iterator[RoundCallback | None]:
+    """Show a progress line on standard error with round, validation score and time left.
 
-    Yields None, and prints nothing, where standard error is not a terminal.
+    Yields:
+        A function that takes the record of every round; None if standard error is no terminal.
     """
     if not err.is_terminal:
         yield None
@@ -64,13 +65,19 @@ def live(
         progress.update(task, total=progress.tasks[0].completed)
 
 
+def print_line(text: str, *, error: bool = False) -> None:
+    """Print a line as it is: paths in it are not wrapped, and brackets are not markup."""
+    (err if error else out).print(text, soft_wrap=True, markup=False)
+
+
 def notes(lines: Sequence[str]) -> None:
+    """Print each different note once, on standard error."""
     for line in dict.fromkeys(lines):
         err.print(f"[yellow]note:[/yellow] {escape(line)}", soft_wrap=True)
 
 
 def trials(tuned: Tuned) -> None:
-    """What was tried before a run, best first, on standard error."""
+    """Print the trials of `--tune` on standard error, best first."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("lr", "weight decay", f"validation {tuned.metric}"):
         table.add_column(title, justify="right")
@@ -86,7 +93,7 @@ def trials(tuned: Tuned) -> None:
 
 
 def one_run(summary: Mapping[str, Any], folder: Path) -> None:
-    """The outcome of a run: both views, three moments."""
+    """Print the scores of a run: two views at the best, the last five and the last round."""
     metric = summary["selection"]["metric"]
     several = len(summary["seeds"]) > 1
     table = Table(title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -100,11 +107,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     table.add_column("client range", justify="right", no_wrap=True)
     own = VIEW_OF[summary["evaluated"]]
     for view in ("received", "trained"):
-        for moment, words in (
-            ("best_val", "best val"),
-            ("last5", "last 5"),
-            ("final", "last"),
-        ):
+        for moment, label in (("best_val", "best val"), ("last5", "last 5"), ("final", "last")):
             scores = summary["views"][view][moment]
             cells = [
                 _with_spread(scores[split], name, several)
@@ -114,7 +117,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
             test = scores["test"]
             table.add_row(
                 view if moment == "best_val" else "",
-                words,
+                label,
                 *cells,
                 percent(test.get(f"{names[-1]}_client_mean")),
                 span(test.get(f"{names[-1]}_per_client", [])),
@@ -124,7 +127,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     out.print(f"[bold]{summary['method']}[/bold] on {escape(describe_data(summary))}")
     out.print(table)
     out.print(
-        f"[dim]{own} is how {summary['method']} is evaluated; "
+        f"[dim]{summary['method']} is evaluated by the {own} model; "
         f"{1000 * summary['seconds_per_round_median']:.1f} ms a round, "
         f"{size(summary['bytes_up_per_round'])} up and "
         f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
@@ -132,21 +135,21 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     if sampling := summary.get("sampling"):
         drawn = " and ".join(str(number or "all") for number in sampling["neighbours"])
         out.print(
-            f"[dim]sampled: {drawn} neighbours by layer, around {sampling['train_nodes'] or 'all'} "
-            "train nodes of a client, anew for every step[/dim]"
+            f"[dim]sampled for every step: {sampling['train_nodes'] or 'all'} train nodes of each "
+            f"client, {drawn} neighbours by layer[/dim]"
         )
     if summary.get("precision") in ("tf32", "bf16"):
         out.print(f"[dim]products in {summary['precision']}, scores in float32[/dim]")
     if dp := summary.get("dp"):
         out.print(
-            f"[dim]privacy: all uploads of a client cost epsilon {dp['epsilon']:.3g} at delta "
-            f"{dp['delta']:g}, with noise of {dp['noise_deviation']:.3g} on every number[/dim]"
+            f"[dim]privacy: epsilon {dp['epsilon']:.3g} at delta {dp['delta']:g} for all uploads "
+            f"of a client; noise of deviation {dp['noise_deviation']:.3g} on every number[/dim]"
         )
-    out.print(f"run folder: {folder}", soft_wrap=True, markup=False)
+    print_line(f"run folder: {folder}")
 
 
 def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Several methods side by side, each in its own view at its best validation round."""
+    """Print several methods side by side, each in its own view at its best validation round."""
     metric = summaries[0]["selection"]["metric"]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, justify in (
@@ -176,19 +179,22 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
             style="bold" if value == max(values) else "",
         )
     out.print()
-    out.print(f"[bold]Test {metric} in %[/bold] on {escape(describe_data(summaries[0]))}")
+    out.print(f"[bold]Test {metric} in %[/bold] on {escape(describe_data(*summaries))}")
     out.print(table)
     out.print("[dim]at the best validation round; client mean ± deviation between clients[/dim]")
-    out.print(f"run folder: {folder}", soft_wrap=True, markup=False)
+    print_line(f"run folder: {folder}")
 
 
-def describe_data(summary: Mapping[str, Any]) -> str:
+def describe_data(*summaries: Mapping[str, Any]) -> str:
+    """Return the data, the networks and the length of runs on the same data in one line."""
+    summary = summaries[0]
+    networks = dict.fromkeys(run.get("network", run["backbone"]) for run in summaries)
     partition, seeds = summary["partition"], summary["seeds"]
-    words = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+    numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
     return (
         f"{summary['dataset']}, {partition['clients']} clients ({partition['name']}), "
-        f"split {summary['split']}, {summary['backbone']}, {summary['rounds']} rounds of "
-        f"{summary['epochs']} epochs, {words}"
+        f"split {summary['split']}, {', '.join(networks)}, {summary['rounds']} rounds of "
+        f"{summary['epochs']} epochs, {numbers}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from polyphily.cli import options, ranks
 from polyphily.errors import UserError, unknown
 
 if TYPE_CHECKING:
+    from polyphily.engines.simulation import Simulation
     from polyphily.graphs.loading import Federation
     from polyphily.runs.run import Execution, Progress
     from polyphily.runs.together import Together
@@ -39,8 +39,8 @@ Tune = Annotated[
     list[str] | None,
     typer.Option(
         "--tune",
-        help="Try these first, all in one pass, and run what validates best: lr=0.003,0.01,0.03; "
-        "repeat for weight_decay=0,0.0005.",
+        help="Try these values first, in one pass, and run with those that validate best: "
+        "lr=0.003,0.01,0.03; repeat for weight_decay=0,0.0005.",
     ),
 ]
 Track = Annotated[
@@ -60,9 +60,9 @@ DEMO_METHODS = ("local", "fedavg", "fedprox", "fedspa", "fedgsp", "fedhero", "s2
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("run")(options.with_settings()(ranks.spread(run)))
-    app.command("compare")(options.with_settings()(ranks.spread(compare)))
-    app.command("demo")(ranks.spread(demo))
+    app.command("run")(options.with_settings()(ranks.on_all_ranks(run)))
+    app.command("compare")(options.with_settings()(ranks.on_all_ranks(compare)))
+    app.command("demo")(ranks.on_all_ranks(demo))
 
 
 def run(
@@ -73,7 +73,7 @@ def run(
     set_: Set = None,
     out: Out = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+        Path | None, typer.Option("--resume", help="Continue the run in this folder.")
     ] = None,
     as_json: AsJson = False,
     report: Page = True,
@@ -84,14 +84,14 @@ def run(
     """Train a federation with one method."""
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.runs.tracking import check
+    from polyphily.runs.tracking import check_trackers
 
-    check(track or ())
+    check_trackers(track or ())
     if resume:
         given = [name for name in values if name != "rounds"]
         if method or config or set_ or out or tune or given:
-            raise UserError("--resume takes the run as it is: only --rounds may be given beside it")
-        execution, done = _resumed(resume, values.get("rounds"))
+            raise UserError("--resume continues a run as it is: only --rounds may be given with it")
+        execution, done = _resume(resume, values.get("rounds"))
     else:
         request = options.gather(method, values, set_ or [], config)
         if request.method is None:
@@ -99,20 +99,21 @@ def run(
         federations, seconds = _load(request)
         name = request.method
         if tune:
-            request = _tuned(name, request, federations, tune)
+            request = _tune(name, request, federations, tune)
         execution, done = _prepare(name, request, federations, seconds, out), 0
     terminal.notes(execution.federations[0].notes)
-    summary = train(execution, done, track or ())
-    if not execution.folder:  # another rank's
+    summary = train(execution, done, track or (), report)
+    if not execution.folder:  # the first rank has the folder and prints
         return
     pages = Pages(report)
-    pages.add(_whole(execution))
+    pages.add(_with_all_clients(execution))
     page = pages.write(execution.folder.path / PAGE)
     if as_json:
         typer.echo(json.dumps(summary))
     else:
         terminal.one_run(summary, execution.folder.path)
-        _say(page)
+        if page:
+            terminal.print_line(f"report: {page}")
 
 
 def compare(
@@ -125,49 +126,53 @@ def compare(
     track: Track = None,
     **values: Any,
 ) -> None:
-    """Train the same federation with several methods and set them side by side.
+    """Train the same federation with several methods and print their scores side by side.
 
-    A hyperparameter given with --set goes to the methods that have it.
+    A hyperparameter given with --set is used for the methods that have it.
     """
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.core import sampling
-    from polyphily.core.method import PAPER, create, find
+    from polyphily.core.method import METHODS, PAPER, create
+    from polyphily.core.sampling import check_sampling
     from polyphily.core.settings import from_mapping
-    from polyphily.privacy import differential as privacy
+    from polyphily.privacy.differential import check_privacy
+    from polyphily.runtime.network import complete
 
-    names = [find(name).name for name in methods]
+    names = [METHODS.find(name).name for name in methods]
     if len(set(names)) < len(names):
         raise UserError("compare: a method is named twice")
     request = options.gather(None, values, set_ or [], config)
-    known = {name: {*find(name).hyperparameters(), PAPER} for name in names}
+    known = {name: {*METHODS.find(name).hyperparameters(), PAPER} for name in names}
     for given in request.hyperparameters:
         if not any(given in own for own in known.values()):
             raise unknown("hyperparameter", given, set().union(*known.values()))
     federations, seconds = _load(request)
-    settings = from_mapping(request.settings)
-    for name in names:
+    settings, first = from_mapping(request.settings), federations[0]
+    requests = {}
+    for name in names:  # check all methods before the first one is trained
         own = {k: v for k, v in request.hyperparameters.items() if k in known[name]}
-        privacy.check(find(name), settings, len(federations[0]))
-        sampling.check(create(name, own), settings)
-    folder = ranks.same(out or _new_folder("compare", federations[0]))
-    terminal.notes(federations[0].notes)
+        requests[name] = replace(request, hyperparameters=own)
+        method = create(name, own)
+        filled = complete(settings, method, first.kind, first.metric, dense=first.dense)
+        check_privacy(method, filled, len(first))
+        check_sampling(method, filled)
+    folder = ranks.leaders_folder(out or _new_folder("compare", first))
+    terminal.notes(first.notes)
     summaries, pages = [], Pages(report)
     for name in names:
-        own = {k: v for k, v in request.hyperparameters.items() if k in known[name]}
-        asked = dataclasses.replace(request, hyperparameters=own)
-        execution = _prepare(name, asked, federations, seconds, folder / name)
-        summaries.append(train(execution, 0, track or ()))
+        execution = _prepare(name, requests[name], federations, seconds, folder / name)
+        summaries.append(train(execution, 0, track or (), report))
         if execution.folder:
-            pages.add(_whole(execution))
-    if not execution.folder:  # another rank's
+            pages.add(_with_all_clients(execution))
+    if not execution.folder:  # the first rank has the folder and prints
         return
     page = pages.write(folder / PAGE)
     if as_json:
         typer.echo(json.dumps({summary["method"]: summary for summary in summaries}))
     else:
         terminal.comparison(summaries, folder)
-        _say(page)
+        if page:
+            terminal.print_line(f"report: {page}")
 
 
 def demo(
@@ -176,11 +181,12 @@ def demo(
     as_json: AsJson = False,
     report: Page = True,
 ) -> None:
-    """Compare methods on ten synthetic clients whose homophily runs from 0.1 to 0.9."""
+    """Compare methods on ten synthetic clients with homophily from 0.1 to 0.9."""
     compare(list(DEMO_METHODS), None, None, out, as_json, report, None, rounds=rounds, **DEMO_DATA)
 
 
 def _load(request: options.Request) -> tuple[list[Federation], float]:
+    """Load a federation for every seed; return also the seconds that it took."""
     from polyphily.graphs.loading import load
 
     began = time.perf_counter()
@@ -195,24 +201,25 @@ def _prepare(
     loading_seconds: float,
     out: Path | None,
 ) -> Execution:
+    """Create a run and its folder."""
     from polyphily.core.method import create
     from polyphily.core.settings import from_mapping
     from polyphily.runs.folder import RunFolder
     from polyphily.runs.run import Execution
 
-    made = create(method, request.hyperparameters)
-    folder = ranks.same(out or _new_folder(made.name, federations[0]))
+    created = create(method, request.hyperparameters)
+    folder = ranks.leaders_folder(out or _new_folder(created.name, federations[0]))
     settings = from_mapping(request.settings)
     team = ranks.team()
-    execution = Execution(made, federations, settings, folder, loading_seconds, team=team)
+    execution = Execution(created, federations, settings, folder, loading_seconds, team=team)
     config = execution.config()
-    ranks.once(lambda: RunFolder(folder).create(config, federations))
-    ranks.writes(folder)
+    ranks.at_leader(lambda: RunFolder(folder).create(config, federations))
+    ranks.set_run_folder(folder)
     return execution
 
 
 def read_run(folder: Path) -> tuple[options.Request, list[Federation]]:
-    """What was asked of the run in a folder, and its federations with the partitions it kept."""
+    """Return the request of the run in a folder, and its federations with the saved partitions."""
     from polyphily.graphs.loading import load
     from polyphily.runs.folder import CONFIG, RunFolder
 
@@ -223,51 +230,51 @@ def read_run(folder: Path) -> tuple[options.Request, list[Federation]]:
         saved = files.partition_file(seed, first=i == 0)
         data = {k: v for k, v in request.data.items() if k not in ("partition", "split")}
         federation = load(**data, partition=saved, seed=seed)
-        split = request.data.get("split", federation.split)  # the file holds the masks it led to
+        split = request.data.get("split", federation.split)  # its masks are in the partition file
         federations.append(replace(federation, split=split))
     return request, federations
 
 
-def restored(folder: Path) -> Execution:
-    """The run of a folder as its checkpoint has it, to be looked at: it writes nothing."""
+def restore(folder: Path) -> Execution:
+    """Return the run of a folder at its last checkpoint, to be measured: it writes nothing."""
     from polyphily.core.method import create
     from polyphily.core.settings import from_mapping
     from polyphily.runs.folder import RunFolder
     from polyphily.runs.run import Execution
 
     request, federations = read_run(folder)
-    found = RunFolder(folder).load_checkpoint()
-    if found is None:
-        raise UserError(f"{folder} has no checkpoint yet: nothing is trained to be measured")
+    checkpoint = RunFolder(folder).load_checkpoint()
+    if checkpoint is None:
+        raise UserError(f"{folder} has no checkpoint yet: there are no models to measure")
     settings = from_mapping(request.settings | {"device": "cpu"})
     method = create(str(request.method), request.hyperparameters)
     execution = Execution(method, federations, settings, None)
-    execution.adopt(*found, folder)
+    execution.adopt(*checkpoint, folder)
     return execution
 
 
-def _tuned(
-    method: str, request: options.Request, federations: list[Federation], wishes: list[str]
+def _tune(
+    method: str, request: options.Request, federations: list[Federation], values: list[str]
 ) -> options.Request:
-    """The request with the learning rate and decay that validate best."""
+    """Return the request with the learning rate and decay that validate best."""
     from polyphily.cli import terminal
     from polyphily.core.method import create
     from polyphily.core.settings import from_mapping
     from polyphily.runs import tuning
 
-    found = tuning.tune(
+    tuned = tuning.tune(
         create(method, request.hyperparameters),
         federations,
         from_mapping(request.settings),
-        tuning.parse(wishes),
+        tuning.parse_rates(values),
     )
-    terminal.trials(found)
-    rates = {"lr": found.best.lr, "weight_decay": found.best.weight_decay}
+    terminal.trials(tuned)
+    rates = {"lr": tuned.best.lr, "weight_decay": tuned.best.weight_decay}
     return replace(request, settings=request.settings | rates)
 
 
-def _resumed(folder: Path, rounds: int | None) -> tuple[Execution, int]:
-    """The run of a folder, set back to its last checkpoint."""
+def _resume(folder: Path, rounds: int | None) -> tuple[Execution, int]:
+    """Return the run of a folder at its last checkpoint, and its number of complete rounds."""
     from polyphily.core.method import create
     from polyphily.core.settings import from_mapping
     from polyphily.runs.folder import CONFIG, RunFolder
@@ -278,7 +285,7 @@ def _resumed(folder: Path, rounds: int | None) -> tuple[Execution, int]:
     began = time.perf_counter()
     request, federations = read_run(folder)
     if rounds is not None and request.settings.get("dp", "off") != "off":
-        raise UserError("--rounds: the noise of --dp was set for the run's own number of rounds")
+        raise UserError("--rounds: the noise of --dp was chosen for the run's number of rounds")
     settings = request.settings | ({} if rounds is None else {"rounds": rounds})
     execution = Execution(
         create(str(request.method), request.hyperparameters),
@@ -288,52 +295,71 @@ def _resumed(folder: Path, rounds: int | None) -> tuple[Execution, int]:
         time.perf_counter() - began,
         team=ranks.team(),
     )
-    ranks.writes(folder)
+    ranks.set_run_folder(folder)
     done = execution.restore()
     if rounds is not None:
         if rounds < done:
             raise UserError(f"--rounds {rounds}: the run has {done} rounds behind it already")
-        ranks.once(lambda: RunFolder(folder).amend_config(rounds=rounds))
+        ranks.at_leader(lambda: RunFolder(folder).amend_config(rounds=rounds))
     return execution, done
 
 
-def _whole(execution: Execution) -> Execution:
-    """A run that has ended, with all its clients in this process."""
+def _with_all_clients(execution: Execution) -> Execution:
+    """Return a run that has ended, with the clients of all ranks in this process."""
     if execution.team is None:
         return execution
     assert execution.folder
-    whole = restored(execution.folder.path)
-    whole.folder = execution.folder
-    return whole
+    complete = restore(execution.folder.path)
+    complete.folder = execution.folder
+    return complete
 
 
-def train(execution: Execution, done: int, track: Sequence[str] = ()) -> dict[str, Any]:
-    """Runs to the end, showing how it goes and logging rounds where that is asked for."""
+def train(
+    execution: Execution, done: int, track: Sequence[str] = (), evidence: bool = True
+) -> dict[str, Any]:
+    """Train to the end, show progress, and return the summary.
+
+    Args:
+        execution: the run.
+        done: how many of its rounds are complete.
+        track: the trackers that rounds are logged to.
+        evidence: whether to record after every round what the report needs.
+    """
     from polyphily.cli import terminal
-    from polyphily.report.evidence import Collaboration
     from polyphily.runs.tracking import log_to
 
     settings, method = execution.settings, execution.method
-    if not execution.folder:  # another rank shows and logs it
-        return execution.go(Collaboration(execution)).summary
+    recorder = _collaboration(execution) if evidence and settings.engine != "flower" else None
+    if not execution.folder:  # the first rank shows and logs the run
+        return execution.go(recorder).summary
     metric = settings.metric or "accuracy"
     live = terminal.live(method.name, settings.rounds, method.evaluated, metric, done)
     with live as report, log_to(track, execution) as log:
         if settings.engine == "flower":
             from polyphily.flower import loopback
 
-            return log.finish(loopback.run(execution, _each(report, log.round)))
-        watch = Collaboration(execution)
-        return log.finish(execution.go(_each(report, log.round, watch)).summary)
+            return log.finish(loopback.run(execution, _call_all(report, log.round)))
+        return log.finish(execution.go(_call_all(report, log.round, recorder)).summary)
 
 
-def train_together(group: Together, track: Sequence[str] = ()) -> list[Execution]:
-    """Runs several in one pass to the end; those that got there. The progress line shows the best.
+def _collaboration(
+    execution: Execution, trained_in: Simulation | None = None, federation: int = 0
+) -> Progress:
+    """Return a callback that records after every round, for the report, who learns from whom."""
+    from polyphily.report.evidence import Collaboration
 
-    Trackers get a run's rounds after the pass: some of them take one run at a time.
+    return Collaboration(execution, trained_in, federation)
+
+
+def train_together(
+    group: Together, track: Sequence[str] = (), evidence: bool = True
+) -> list[Execution]:
+    """Train several runs in one pass to the end, and return those that did not fail.
+
+    The progress line shows the best run. Trackers get the rounds after the pass, because some of
+    them can log only one run at a time.
     """
     from polyphily.cli import terminal
-    from polyphily.report.evidence import Collaboration
     from polyphily.runs.tracking import log_to
 
     first, simulation = group.runs[0], group.joint.simulation
@@ -343,8 +369,9 @@ def train_together(group: Together, track: Sequence[str] = ()) -> list[Execution
     def score(record: dict[str, Any]) -> float:
         return record.get(first.view, {}).get("val", {}).get(metric) or 0.0
 
-    watchers = [
-        Collaboration(run, simulation, group.places(i).start) for i, run in enumerate(group.runs)
+    recorders: list[Progress] = [
+        _collaboration(run, simulation, group.places(i).start) if evidence else lambda _: None
+        for i, run in enumerate(group.runs)
     ]
     title = f"{method.name} x{len(group.runs)}"
     with terminal.live(title, rounds, method.evaluated, metric, simulation.round) as report:
@@ -353,7 +380,7 @@ def train_together(group: Together, track: Sequence[str] = ()) -> list[Execution
             if report:
                 report(max(records, key=score))
 
-        ended = group.go(watchers, show)
+        ended = group.go(recorders, show)
     for run, result in ended:
         with log_to(track, run) as log:
             for record in run.reports:
@@ -362,26 +389,19 @@ def train_together(group: Together, track: Sequence[str] = ()) -> list[Execution
     return [run for run, _ in ended]
 
 
-def _each(*watchers: Progress | None) -> Progress:
-    """One callback that calls all that are there."""
-    present = [watcher for watcher in watchers if watcher is not None]
+def _call_all(*callbacks: Progress | None) -> Progress:
+    """Return one callback that calls all those that are not None."""
 
-    def tell(record: dict[str, Any]) -> None:
-        for watcher in present:
-            watcher(record)
+    def call(record: dict[str, Any]) -> None:
+        for callback in callbacks:
+            if callback is not None:
+                callback(record)
 
-    return tell
-
-
-def _say(page: Path | None) -> None:
-    from polyphily.cli import terminal
-
-    if page:
-        terminal.out.print(f"report: {page}", soft_wrap=True, markup=False)
+    return call
 
 
 def _new_folder(what: str, federation: Federation) -> Path:
-    """A folder under runs/ that does not exist yet, named for what runs and when."""
+    """Return a folder under runs/ that does not exist, named by time, method and dataset."""
     from polyphily.runs.folder import safe_name
 
     data = safe_name(Path(federation.dataset.partition(":")[0]).name)

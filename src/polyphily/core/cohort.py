@@ -1,45 +1,112 @@
-"""A cohort: clients that live in one process, their graphs packed into one block-diagonal graph."""
+"""A cohort: the clients of one process, with their graphs as one block-diagonal graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from polyphily.core.sampling import Sampling, WholeGraph
+from polyphily.core.sampling import Batch, Sampling, WholeGraph
 from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, alike
 from polyphily.nn.draws import Draws, Streams
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.stacked import StackedGraph
 
-FULL = 0.2  # share of stored entries above which features are dense on a GPU
+FULL = 0.2  # share of stored entries above which features are made dense on a GPU
 
 Key: TypeAlias = tuple[int, int]
 T = TypeVar("T")
 
 
-class Cohort:
-    """The graphs of `K` clients as one graph, for training.
+class TrainingGraph(StackedGraph, Protocol):
+    """The stacked graph that a training step sees: a `Cohort`, or a `Batch` sampled from one.
 
-    Only train labels are here: `labels` is -1 everywhere else, so that no training code can look at
-    a label that it must not see. Evaluation has its own copy (`metrics.Evaluator`).
+    A batch has the clients of its cohort, in the same order, and fewer of their nodes.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        ...
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """(seed, client) of every client."""
+        ...
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The clients of each federation, if several are stacked."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        ...
+
+    @property
+    def mixed(self) -> bool:
+        """Whether losses are computed under autocast to bfloat16."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """What `sample` draws; None if a step sees everything."""
+        ...
+
+    @property
+    def train_labels(self) -> Tensor:
+        """The labels of `train_nodes`."""
+        ...
+
+    @property
+    def num_train(self) -> Tensor:
+        """The number of train nodes of each client, `[K]`, in `dtype`."""
+        ...
+
+    @property
+    def train_onehot(self) -> Tensor:
+        """One-hot labels of the train nodes, `[train nodes, classes]`."""
+        ...
+
+    @property
+    def forward_only(self) -> StackedGraph:
+        """The same graph for passes without gradient."""
+        ...
+
+    def sample(self, draws: Draws) -> TrainingGraph:
+        """Return what the next training step sees."""
+        ...
+
+    def constant(self, values: tuple[float, ...]) -> Tensor:
+        """Return numbers as a tensor, copied to the device once."""
+        ...
+
+    def cached(self, key: Hashable, make: Callable[[TrainingGraph], T]) -> T: ...
+
+
+class Cohort:
+    """The graphs of `K` clients as one graph, for training; a `TrainingGraph`.
+
+    Only train labels are here: `labels` is -1 everywhere else, so that training code cannot read
+    labels of other nodes. Evaluation has its own copy (`metrics.Evaluator`).
 
     Args:
         graphs: the clients' graphs, each with its masks drawn.
         keys: (seed, client) of every client; names the client's random streams.
         classes: number of classes.
-        federations: which federation each client belongs to, where several are stacked, in
-            ascending order; by default those of one seed are one.
+        federations: the federation of each client if several are stacked, in ascending order;
+            by default the clients of one seed form one.
         device: where the tensors live.
-        dtype: of features and weights.
-        mixed: whether losses are computed under autocast, in bfloat16 where that does no harm.
-        sampling: what a training step sees of the graphs; None: everything.
+        dtype: the type of features and weights.
+        mixed: whether losses are computed under autocast to bfloat16.
+        sampling: what a training step sees of the graphs; None if it sees everything.
     """
 
     def __init__(
@@ -66,8 +133,9 @@ class Cohort:
         self.mixed, self.sampling = mixed, sampling
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
         self._taken: dict[tuple[int, ...], Cohort] = {}
-        self._latest: tuple[int, ...] = ()  # of those that are not of consecutive clients
+        self._latest: tuple[int, ...] = ()  # the non-contiguous one in `_taken`
         self._kept: dict[Hashable, Any] = {}
+        # One cache per graph: a graph that occurs twice is worked on once.
         shared: dict[int, dict[Hashable, Any]] = {id(graph): {} for graph in self.graphs}
         self._own = tuple(shared[id(graph)] for graph in self.graphs)
 
@@ -83,10 +151,10 @@ class Cohort:
         return self.graphs[0].num_features
 
     def take(self, clients: Sequence[int]) -> Cohort:
-        """The cohort of some of these clients, in the order given.
+        """Return the cohort of some of these clients, in the order given.
 
-        Cohorts of consecutive clients are kept: an engine that trains in groups asks again. Of
-        others the latest is: where some have stopped for good, the rest go on together.
+        Cohorts of consecutive clients are cached, because an engine that trains in groups takes
+        them in every round. Non-contiguous cohorts: only the most recent one is cached.
         """
         wanted = tuple(clients)
         if wanted == tuple(range(len(self))):
@@ -103,7 +171,7 @@ class Cohort:
             mixed=self.mixed,
             sampling=self.sampling,
         )
-        taken._own = tuple(self._own[k] for k in wanted)
+        taken._own = tuple(self._own[k] for k in wanted)  # shares what is cached per graph
         if wanted != tuple(range(wanted[0], wanted[0] + len(wanted))):
             self._taken.pop(self._latest, None)
             self._latest = wanted
@@ -111,7 +179,7 @@ class Cohort:
         return taken
 
     def repeated(self, times: int) -> Cohort:
-        """These clients several times over, every time as federations of their own."""
+        """Return a cohort of these clients several times over, each time as new federations."""
         count = len(self.blocks)
         found = Cohort(
             self.graphs * times,
@@ -127,37 +195,46 @@ class Cohort:
         return found
 
     @cached_property
-    def forward_only(self) -> Cohort:
-        """This cohort for passes without gradient, where training never needs the whole graph."""
-        return self if self.sampling is None else WholeGraph.of(self)
+    def forward_only(self) -> StackedGraph:
+        """This graph for passes without gradient.
+
+        If training is on samples, this saves the memory of the operators of the whole graph.
+        """
+        return self if self.sampling is None else WholeGraph(self)
+
+    def sample(self, draws: Draws) -> Cohort | Batch:
+        """Return what the next training step sees: this cohort, or a batch of it if sampled."""
+        return self if self.sampling is None else self.sampling.draw(self, draws)
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
-        """The clients of each federation that is stacked here."""
+        """The clients of each federation, if several are stacked."""
         lengths = [len(list(run)) for _, run in groupby(self.federations)]
         ends = [0, *np.cumsum(lengths).tolist()]
         return tuple(slice(a, b) for a, b in pairwise(ends))
 
     def constant(self, values: tuple[float, ...]) -> Tensor:
-        """Numbers as a tensor of the cohort's, copied to the device once."""
-        return self.once(
+        """Return numbers as a tensor, copied to the device once."""
+        return self.cached(
             ("constant", values),
             lambda cohort: torch.tensor(values, dtype=cohort.dtype, device=cohort.device),
         )
 
-    def once(self, key: Hashable, make: Callable[[Cohort], T]) -> T:
-        """What `make` computes from this cohort, computed on first use and kept: node statistics,
-        propagated features, kinds of edges. Anything per node belongs here; what a client must keep
-        from round to round belongs in its memory.
+    def cached(self, key: Hashable, make: Callable[[Cohort], T]) -> T:
+        """Return `make(cohort)`, computed on first use and kept with this cohort.
+
+        Use it for values per node, such as node statistics, propagated features or kinds of edges.
+        State that a client carries from round to round belongs in its memory instead.
         """
         if key not in self._kept:
             self._kept[key] = make(self)
         kept: T = self._kept[key]
         return kept
 
-    def of_each(self, key: Hashable, make: Callable[[Graph], T]) -> list[T]:
-        """What `make` computes from each client's graph, kept as long as the client is around: a
-        cohort taken from this one, whoever is in it, does not compute it again.
+    def cached_per_graph(self, key: Hashable, make: Callable[[Graph], T]) -> list[T]:
+        """Return `make` of each client's graph, computed on first use.
+
+        Cohorts taken from this one share these values.
         """
         for own, graph in zip(self._own, self.graphs, strict=True):
             if key not in own:
@@ -165,7 +242,7 @@ class Cohort:
         return [own[key] for own in self._own]
 
     def draws(self, round_index: int | Tensor) -> Draws:
-        """The random draws of a round; the number may be a tensor on the cohort's device."""
+        """Return the random draws of a round; its number may be a tensor on the device."""
         return self._streams.of_round(round_index)
 
     @cached_property
@@ -200,7 +277,7 @@ class Cohort:
 
     @property
     def _better_dense(self) -> bool:
-        """Whether sparse features are full enough for a GPU to do better with all entries."""
+        """Whether sparse features have so many entries that a GPU is faster on dense ones."""
         if self.device.type != "cuda":
             return False
         found: list[Any] = [graph.features for graph in self.graphs]
@@ -209,7 +286,7 @@ class Cohort:
 
     @cached_property
     def x_pointers(self) -> tuple[int, ...]:
-        """Where each client's stored feature entries begin (rows when dense)."""
+        """Where each client's stored feature entries begin (its rows if `x` is dense)."""
         return self.segments.pointers_into(self.x)
 
     @cached_property
@@ -231,12 +308,13 @@ class Cohort:
 
     @cached_property
     def train_segments(self) -> Segments:
-        """Train nodes by client: `train_segments.sum(values_at_train_nodes)`."""
+        """The train nodes of each client: `train_segments.sum(values_at_train_nodes)`."""
         owner = self.segments.owner[self.train_nodes]
         return Segments(tuple(owner.bincount(minlength=len(self)).tolist()), self.device)
 
     @cached_property
     def num_train(self) -> Tensor:
+        """The number of train nodes of each client, `[K]`, in `dtype`."""
         return torch.tensor(self.train_segments.sizes, device=self.device, dtype=self.dtype)
 
     @cached_property
@@ -246,15 +324,22 @@ class Cohort:
 
     @cached_property
     def edges(self) -> SparseMatrix:
-        """The adjacency pattern (all ones, no self-loop). Symmetric."""
+        """The adjacency pattern: all ones, symmetric, no self-loops."""
         return self._pattern(loops=False)
 
     @cached_property
     def edges_with_loops(self) -> SparseMatrix:
+        """The pattern A + I."""
         return self._pattern(loops=True)
+
+    @property
+    def attention(self) -> SparseMatrix:
+        """The edges for graph attention."""
+        return self.edges_with_loops
 
     @cached_property
     def degrees(self) -> Tensor:
+        """The number of neighbours of every node, in `dtype`."""
         counts = self.edges.crow[1:] - self.edges.crow[:-1]
         return counts.to(self.dtype)
 
@@ -277,6 +362,7 @@ class Cohort:
         return self.edges.with_value(self.degrees.clamp(min=1).reciprocal()[self.edges.row])
 
     def _pattern(self, *, loops: bool) -> SparseMatrix:
+        """Build A, or A + I, from the clients' edges."""
         starts = self.segments.pointers
         ends: list[IntArray] = [g.edges + starts[k] for k, g in enumerate(self.graphs)]
         edges = np.concatenate(ends, axis=1)

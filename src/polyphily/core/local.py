@@ -1,10 +1,10 @@
-"""One round at the clients: what a method sees while it trains, and what goes to the server."""
+"""One round at the clients, as a method sees it while it trains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,27 +13,29 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from polyphily.core.cohort import Cohort
+from polyphily.core.cohort import TrainingGraph
+from polyphily.core.messages import Message
 from polyphily.core.optimizers import Optimizer, OptimizerSpec
-from polyphily.engines.replay import Given
 from polyphily.nn.backbones import Backbone, Output
 from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
 
-Message: TypeAlias = dict[str, Tensor]
-"""Named tensors with a leading client axis; a scalar per client is a tensor `[K]`."""
-
-MODEL = "model/"
+if TYPE_CHECKING:
+    from polyphily.core.method import Method
 
 
-def model_part(message: Mapping[str, Tensor]) -> Message:
-    """The parameters in a message or a memory, by their own names."""
-    return {n.removeprefix(MODEL): t for n, t in message.items() if n.startswith(MODEL)}
+class HostInputs(Protocol):
+    """Where the numbers of `Local.given` and `Local.on_host` come from in a replayed round."""
 
+    @property
+    def round_index(self) -> int:
+        """Stands for the round's number, which a recording cannot know: using it ends it."""
 
-def as_model(params: Mapping[str, Tensor]) -> Message:
-    """Parameters under the names they have in a message or a memory."""
-    return {MODEL + name: value for name, value in params.items()}
+    def __call__(self, make: Callable[[int], npt.NDArray[Any]]) -> Tensor:
+        """Return a tensor that holds `make(round)` whenever the round is replayed."""
+
+    def on_host(self, work: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Return a tensor that holds `work(*inputs)` whenever this place is reached."""
 
 
 @dataclass
@@ -45,20 +47,20 @@ class Local:
         network: the backbone; its own parameters are never used, `params` are.
         params: stacked parameters `[K, …]`, being trained.
         received: what the server sent for this round.
-        memory: what each client keeps to itself from round to round.
+        memory: the private state that each client keeps from round to round.
         optimizer: which optimiser the clients use.
         steps: how many optimiser steps each client takes in this round.
         phase: what of the round's number the method looks at (`Method.phase`).
         round_index: the round, from 0. Training looks at `phase` and `given` instead.
         draws: the round's random draws; None in evaluation.
         even: whether all clients of a federation have taken equally many steps so far, and will
-            in this round; None where nobody has looked.
-        give: makes the tensors of `given`, where an engine replays rounds.
-        constants: what `Method.begin` computed once for this round.
+            in this round; None if unknown.
+        host: where the tensors of `given` come from if an engine replays rounds.
+        constants: what `Method.prepare_round` computed once for this round.
         losses: mean loss of each client over its steps.
     """
 
-    cohort: Cohort
+    cohort: TrainingGraph
     network: Backbone
     params: Message
     received: Message
@@ -69,19 +71,19 @@ class Local:
     round_index: int = 0
     draws: Draws | None = None
     even: bool | None = None
-    give: Given | None = None
+    host: HostInputs | None = None
     constants: Message = field(default_factory=dict)
     losses: Tensor | None = None
 
     def forward(self, params: Mapping[str, Tensor] | None = None) -> Output:
-        """The network's output on the cohort, with `params` where others than the trained ones."""
+        """Return the network's output on the cohort, with the trained parameters or with others."""
         chosen = dict(self.params if params is None else params)
-        cohort = self.cohort if torch.is_grad_enabled() else self.cohort.forward_only
-        output: Output = functional_call(self.network, chosen, (cohort, self.draws))
+        graph = self.cohort if torch.is_grad_enabled() else self.cohort.forward_only
+        output: Output = functional_call(self.network, chosen, (graph, self.draws))
         return output
 
     def frozen(self, params: Mapping[str, Tensor]) -> Output:
-        """The output of other parameters, without dropout and without gradient."""
+        """Return the output of other parameters, without dropout and without gradient."""
         with torch.no_grad():
             output: Output = functional_call(
                 self.network, dict(params), (self.cohort.forward_only,)
@@ -90,7 +92,7 @@ class Local:
 
     @property
     def learning_rates(self) -> Tensor:
-        """Each client's, `[K]`."""
+        """Each client's learning rate, `[K]`."""
         blocks = enumerate(self.cohort.blocks)
         rates = [
             self.optimizer.of_block(b)[0] for b, own in blocks for _ in range(own.start, own.stop)
@@ -98,57 +100,65 @@ class Local:
         return self.cohort.constant(tuple(rates))
 
     def given(self, make: Callable[[int], npt.NDArray[Any]]) -> Tensor:
-        """A tensor that the host makes anew for every round, from the round's number."""
-        if self.give is not None:
-            return self.give(make)
+        """Return a tensor that the host makes anew for every round, from the round's number."""
+        if self.host is not None:
+            return self.host(make)
         return torch.from_numpy(np.asarray(make(self.round_index))).to(self.cohort.device)
 
     def on_host(self, work: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """`work(*inputs)`, which the host takes part in: an engine that replays rounds must know.
+        """Return `work(*inputs)` where `work` computes on the host; no gradient goes through it.
 
-        No gradient goes through it.
+        An engine that replays rounds must know of such work, because it cannot be recorded.
         """
         with torch.no_grad():
-            return work(*inputs) if self.give is None else self.give.on_host(work, *inputs)
+            return work(*inputs) if self.host is None else self.host.on_host(work, *inputs)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Each client's mean cross-entropy over its own train nodes, `[K]`."""
+        """Return each client's mean cross-entropy over its own train nodes, `[K]`."""
         nodes = self.cohort.train_nodes
         return self.train_mean(
             F.cross_entropy(logits[nodes], self.cohort.train_labels, reduction="none")
         )
 
     def train_mean(self, values: Tensor) -> Tensor:
-        """Each client's mean of values at its train nodes; zero for a client without any."""
+        """Return each client's mean of values at its train nodes; zero if it has none."""
         return self.cohort.train_segments.sum(values) / self.cohort.num_train.clamp(min=1)
 
     def drift(self, anchor: Mapping[str, Tensor]) -> Tensor:
-        """Squared distance of each client's parameters to `anchor`, over the names in it, `[K]`."""
+        """Return the squared distance of each client's parameters to those in `anchor`, `[K]`."""
         distances = [
             flat(self.params[name] - value).square().sum(dim=1) for name, value in anchor.items()
         ]
         return torch.stack(distances).sum(dim=0)
 
-    def descend(self, method: LossAndGradient) -> None:
-        """Steps on the method's loss, on whole graphs or on a sample anew for every step; a client
-        stops after its own number of steps."""
+    def descend(self, method: Method) -> None:
+        """Take the round's steps on the method's loss; a client stops after its own number.
+
+        Where clients train on samples, every step draws one anew and sees it in place of the
+        cohort.
+        """
         run, whole = self.optimizer, self.cohort
-        own = {name: method.optimizer_of(name, run) for name in self.params}
+        own = {name: method.optimizer_for(name, run) for name in self.params}
         stepper = Optimizer(run, self.params, self.memory, self.cohort.blocks, own, self.even)
         total = self.cohort.num_train.new_zeros(len(self.cohort))
         alike = len(set(self.steps)) == 1
         for step in range(max(self.steps)):
             going = None if alike else [k for k, limit in enumerate(self.steps) if step < limit]
             if whole.sampling is not None and self.draws is not None:
-                self.cohort = whole.sampling.draw(whole, self.draws)
-                self.constants = method.begin(self)
+                self.cohort = whole.sample(self.draws)
+                self.constants = method.prepare_round(self)
             with torch.autocast(
                 whole.device.type, torch.bfloat16, enabled=whole.mixed, cache_enabled=False
             ):
                 loss = method.loss(self)
+            if loss.shape != total.shape:  # a sum over clients would mix their gradients' scales
+                raise TypeError(
+                    f"{type(method).__name__}.loss returned a tensor of shape {tuple(loss.shape)}: "
+                    f"return one value per client, shape ({len(whole)},)"
+                )
             names, values = zip(*self.params.items(), strict=True)
             gradients = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
-            grads = method.correct(self, dict(zip(names, gradients, strict=True)))
+            grads = method.correct_gradients(self, dict(zip(names, gradients, strict=True)))
             stepper.step(grads, going)
             total += loss.detach() if going is None else self._only(loss.detach(), going)
         stepper.finish()
@@ -159,23 +169,3 @@ class Local:
         kept = torch.zeros_like(values)
         kept[clients] = values[clients]
         return kept
-
-
-class LossAndGradient:
-    """What `Local.descend` asks of a method."""
-
-    def begin(self, local: Local) -> Message:
-        """What stays the same during the round, computed once; from a sample, for every step."""
-        return {}
-
-    def loss(self, local: Local) -> Tensor:
-        """Each client's loss, `[K]`; a client's value depends on that client alone."""
-        raise NotImplementedError
-
-    def correct(self, local: Local, grads: Message) -> Message:
-        """The gradients to step with, for methods that correct them."""
-        return grads
-
-    def optimizer_of(self, parameter: str, run: OptimizerSpec) -> OptimizerSpec:
-        """The optimiser of a parameter, for methods that give some their own learning rate."""
-        return run

@@ -1,4 +1,4 @@
-"""What a method is: hooks for the clients, hooks for the server, and a registry of all of them.
+"""A method: hooks for the clients, hooks for the server, declarations of what travels.
 
 A method is a frozen dataclass of hyperparameters. Client hooks see a `Local` (a cohort of one or
 many clients); server hooks see uploads and the server's own state, and nothing else.
@@ -9,142 +9,179 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
-from pkgutil import iter_modules
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-import polyphily.methods
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, LossAndGradient, Message, as_model, model_part
+from polyphily.core.local import Local
+from polyphily.core.messages import (
+    Declared,
+    Message,
+    Sizes,
+    State,
+    Uploads,
+    as_model,
+    model_part,
+    reason_against_sums,
+)
+from polyphily.core.optimizers import OptimizerSpec
 from polyphily.errors import UserError, unknown
 from polyphily.nn import backbones
 from polyphily.nn.backbones import Backbone, Shape
-from polyphily.nn.sparse import flat
+from polyphily.registry import Registry
 
-State = Message
-"""The server's memory: named tensors without a client axis."""
-
-
-@dataclass(frozen=True)
-class Uploads:
-    """What arrived at the server in a round: stacked tensors, row `i` from `clients[i]`.
-
-    After secure aggregation there is one row, made of sums, and no clients.
-    """
-
-    clients: tuple[int, ...]
-    tensors: Message
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    @property
-    def model(self) -> Message:
-        return model_part(self.tensors)
-
-    def mean(self, values: Mapping[str, Tensor], weights: Tensor) -> Message:
-        """Means over clients with the weights given, which need not sum to one."""
-        share = weights / weights.sum()
-        return {n: (share.to(t.dtype) @ flat(t)).view(t.shape[1:]) for n, t in values.items()}
-
-
-def to_each(tensors: Mapping[str, Tensor], clients: Sequence[int]) -> Message:
-    """The same tensors for every client, stacked without a copy."""
-    return {n: t.unsqueeze(0).expand(len(clients), *t.shape) for n, t in tensors.items()}
-
-
+VIEWS = ("received", "trained")  # the model as the server sends it, and as the client trained it
+VIEW_OF = {"global": "received", "personal": "trained"}
 PAPER = "paper"  # `--set paper=on`: every hyperparameter as the paper has it
 
 
 def parameter(
     default: Any, doc: str, *, symbol: str = "", choices: Sequence[str] = (), paper: Any = None
 ) -> Any:
-    """A hyperparameter: its default, its meaning, the paper's symbol, and its value there where
-    that is another (`--set paper=on` takes these)."""
+    """Declare a hyperparameter.
+
+    Args:
+        default: its value unless set; its type is the type of all values.
+        doc: what it means.
+        symbol: the paper's symbol.
+        choices: the values there are, for text.
+        paper: the paper's value where that is another (`--set paper=on` takes it).
+    """
+    if not isinstance(default, bool | int | float | str):
+        raise TypeError(
+            f"parameter({default!r}, …): the default must be a bool, int, float or str, because "
+            "its type is how values from the command line are read"
+        )
     metadata = {"doc": doc, "symbol": symbol, "choices": tuple(choices), "paper": paper}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
-class Method(LossAndGradient):
-    """The hooks, with defaults that train the backbone on cross-entropy and share nothing."""
+class Method:
+    """The hooks, with defaults that train the backbone on cross-entropy and share nothing.
+
+    Attributes:
+        name: set by `register`.
+        cite: set by `register`.
+        evaluated: which model is the result: "global", as the server sends it, or "personal", as
+            the client trained it.
+        selection: whose validation score picks the best round: "federation" or each "client".
+        backbone: the network that the method is made for, used if the user names none.
+    """
 
     name: ClassVar[str]
     cite: ClassVar[str] = ""
     evaluated: ClassVar[Literal["global", "personal"]] = "global"
     selection: ClassVar[Literal["federation", "client"]] = "federation"
-    backbone: ClassVar[str | None] = None  # what the method is made for, if the user names none
+    backbone: ClassVar[str | None] = None
 
-    # What `privacy/differential.py` must know of uploads. Tallies count a client's nodes, to weigh it
-    # by: under --dp everybody sends ones. Public ones say nothing about a client's data. Tensors
-    # whose names begin like a key of `averaged` may be replaced by their mean, weighted by the
-    # tally that it names, and all others by their sum: `aggregate` is the same. Else it says why.
-    tallies: ClassVar[tuple[str, ...]] = ()
-    public: ClassVar[tuple[str, ...]] = ()
-    averaged: ClassVar[Mapping[str, str] | str] = "nobody has said that its server needs sums only"
+    @property
+    def view(self) -> str:
+        """The view that the method is evaluated in: "received" or "trained"."""
+        return VIEW_OF[self.evaluated]
+
+    # The network -----------------------------------------------------------------------------
+
+    def supported_backbones(self) -> Sequence[str]:
+        """Return the names of the backbones that the method can train; by default all."""
+        return tuple(backbones.BACKBONES)
+
+    def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
+        """Build the network of one client with its initial parameters."""
+        return backbones.build(backbone, shape, seed)
+
+    def shares(self, network: Backbone, parameter: str) -> bool:
+        """Return whether a parameter travels; the others stay with the client."""
+        return False
+
+    # What travels ----------------------------------------------------------------------------
+
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        """Declare what `upload` sends, and what the server needs of it.
+
+        A class that overrides `aggregate` must override this, too, if only to return what its
+        base class does: a server that has changed may need more than it did.
+        """
+        return ()
+
+    def downloads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        """Declare what `download` sends."""
+        return ()
+
+    # Which rounds are alike ------------------------------------------------------------------
 
     def phase(self, round_index: int) -> Hashable:
-        """What of a round's number the clients look at: rounds of one phase do the same work."""
+        """Return what of a round's number the clients look at; rounds of one phase do the same."""
         return None
 
-    def whole_graph(self) -> str | None:
-        """Why a step needs every node of a client at once, where it does: `--sample` tells."""
+    def needs_whole_graph(self) -> str | None:
+        """Return why a step needs every node of a client at once; None if samples will do."""
         return None
 
     # At the clients --------------------------------------------------------------------------
 
-    def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
-        """The network of one client with its initial parameters."""
-        return backbones.build(backbone, shape, seed)
-
-    def shares(self, network: Backbone, parameter: str) -> bool:
-        """Whether a parameter travels; the others stay with the client."""
-        return False
-
-    def remember(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
-        """What each client keeps beside its model: statistics of its graph, control variates, …"""
+    def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
+        """Return what each client keeps beside its model: statistics, control variates, …"""
         return {}
 
     def receive(self, local: Local) -> Message:
-        """The parameters a round starts from: what came, and its own for what did not."""
+        """Return the parameters a round starts from: those received, else the client's own."""
         return {**model_part(local.memory), **model_part(local.received)}
 
+    def prepare_round(self, local: Local) -> Message:
+        """Compute what stays the same during the round (during a step, with `--sample`)."""
+        return {}
+
     def loss(self, local: Local) -> Tensor:
+        """Return each client's loss, `[K]`; a client's value depends on that client alone."""
         return local.cross_entropy(local.forward().logits)
 
+    def correct_gradients(self, local: Local, grads: Message) -> Message:
+        """Return the gradients to step with, for methods that correct them."""
+        return grads
+
+    def optimizer_for(self, parameter: str, run: OptimizerSpec) -> OptimizerSpec:
+        """Return the optimiser of a parameter, for methods that give some their own rate."""
+        return run
+
     def train(self, local: Local) -> None:
-        """The local training; changes `local.params` in place."""
+        """Train locally; changes `local.params` in place."""
         local.descend(self)
 
     def update_memory(self, local: Local) -> Message:
-        """Entries of the memory that change after training (the model is kept anyway)."""
+        """Return the entries of the memory that change after training (the model is kept)."""
         return {}
 
     def upload(self, local: Local) -> Message:
-        """What leaves the site: the shared parameters, and what the method adds."""
+        """Return what leaves the site: the shared parameters, and what the method adds."""
         return as_model({n: p for n, p in local.params.items() if self.shares(local.network, n)})
 
     def predict(self, local: Local) -> Tensor:
-        """Class scores `[N, C]` of every node; dropout is off."""
+        """Return class scores `[N, C]` of every node; dropout is off."""
         return local.forward().logits
 
     # At the server ---------------------------------------------------------------------------
 
-    def open(self, shared: Message, clients: int) -> State:
-        """The server's state before the first round, from the shared initial parameters."""
+    def init_server_state(self, shared: Message, clients: int) -> State:
+        """Return the server's state before the first round, from the shared parameters."""
         return {}
 
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
-        """The new state. A pure function of its arguments."""
+        """Return the new state; a pure function of its arguments."""
         return state
 
     def download(self, state: State, clients: Sequence[int]) -> Message:
-        """What the server sends to each of `clients`, stacked in their order."""
+        """Return what the server sends to each of `clients`, stacked in their order."""
         return {}
+
+    def collaboration(self, state: State) -> Tensor | None:
+        """Return the weights `[clients, clients]` by which the server mixes models, if it has any.
+
+        Row i is what the next model of client i is made of; the report shows it.
+        """
+        return None
 
     # For people ------------------------------------------------------------------------------
 
@@ -154,50 +191,75 @@ class Method(LossAndGradient):
 
     @classmethod
     def paper_form(cls) -> dict[str, Any]:
-        """The hyperparameters whose defaults here depart from the paper, as they are there."""
+        """Return the hyperparameters whose defaults depart from the paper, as they are there."""
         found = {n: f.metadata.get("paper") for n, f in cls.hyperparameters().items()}
         return {name: value for name, value in found.items() if value is not None}
 
+    def reason_against_sums(self, sizes: Sizes) -> str | None:
+        """Return why `--secure-aggregation` is impossible; None if sums are enough for the server.
 
-METHODS: dict[str, type[Method]] = {}
+        Declarations count only if they are at least as specific as `aggregate`: a subclass that
+        changes its server does not inherit the promise of its base class.
+        """
+        order = type(self).__mro__
+        declared, changed = (
+            next(i for i, cls in enumerate(order) if hook in vars(cls))
+            for hook in ("uploads", "aggregate")
+        )
+        if changed < declared:
+            return (
+                f"{order[changed].__name__} has an `aggregate` of its own and does not declare "
+                "what that needs of uploads"
+            )
+        return reason_against_sums(self.uploads(sizes))
+
+
+def sizes_of(method: Method, network: Backbone, clients: int) -> Sizes:
+    """Return the sizes that a method's declarations are made of."""
+    shape = network.shape
+    return Sizes(
+        features=shape.features,
+        hidden=shape.hidden,
+        classes=shape.classes,
+        embedding=network.embedding_width,
+        clients=clients,
+        parameters={
+            name: tuple(value.shape[1:])
+            for name, value in network.named_parameters()
+            if method.shares(network, name)
+        },
+    )
+
+
+# The registry ------------------------------------------------------------------------------------
+
+METHODS: Registry[type[Method]] = Registry("method", "methods", "polyphily.methods")
 M = TypeVar("M", bound=type[Method])
 
 
 def register(name: str, *, cite: str) -> Callable[[M], M]:
-    """Makes a method available by name, on the command line and in `polyphily.run`."""
+    """Make a method available by name, on the command line and in `polyphily.run`."""
 
     def add(cls: M) -> M:
-        if METHODS.get(name, cls) is not cls:
-            raise ValueError(f"a method named '{name}' is registered already")
-        cls.name, cls.cite = name, cite
-        METHODS[name] = cls
+        undecorated = [n for n, v in vars(cls).items() if isinstance(v, dataclasses.Field)]
+        if undecorated:
+            raise TypeError(
+                f"{cls.__name__}: '{undecorated[0]}' is a hyperparameter, so the class needs "
+                "@dataclass(frozen=True) below @register"
+            )
+        cls.name, cls.cite = name.lower(), cite
+        METHODS.add(name, cls)
         return cls
 
     return add
 
 
-def load_all() -> dict[str, type[Method]]:
-    """Imports every module of this package and every entry point `polyphily.methods`."""
-    for module in iter_modules(polyphily.methods.__path__):
-        import_module(f"polyphily.methods.{module.name}")
-    for point in entry_points(group="polyphily.methods"):
-        point.load()
-    return METHODS
-
-
-def find(name: str) -> type[Method]:
-    methods = load_all()
-    if name.lower() not in methods:
-        raise unknown("method", name, methods)
-    return methods[name.lower()]
-
-
 def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    """A method with some hyperparameters set, values as Python values or as text.
+    """Return a method with some hyperparameters set, values as Python values or as text.
 
     `paper=on` sets all of them as the paper has them, but for those that are set beside it.
     """
-    cls = find(name)
+    cls = METHODS.find(name)
     fields = cls.hyperparameters()
     wanted = dict(settings or {})
     values: dict[str, Any] = {}

@@ -38,7 +38,7 @@ class OptimizerSpec:
     keep: bool = False
 
     def only(self, federations: Sequence[int]) -> OptimizerSpec:
-        """The spec of some of the federations."""
+        """Return the spec of some of the federations."""
 
         def cut(value: float | tuple[float, ...]) -> float | tuple[float, ...]:
             return tuple(value[s] for s in federations) if isinstance(value, tuple) else value
@@ -46,7 +46,7 @@ class OptimizerSpec:
         return replace(self, lr=cut(self.lr), weight_decay=cut(self.weight_decay))
 
     def of_block(self, block: int) -> tuple[float, float]:
-        """Learning rate and decay of one federation."""
+        """Return learning rate and decay of one federation."""
         lr, decay = self.lr, self.weight_decay
         return (
             lr[block] if isinstance(lr, tuple) else lr,
@@ -55,7 +55,7 @@ class OptimizerSpec:
 
 
 def initial_state(spec: OptimizerSpec, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Moments at zero for stacked parameters `[K, …]`, and every client's count of steps."""
+    """Return zero moments for stacked parameters `[K, …]`, and a step count per client."""
     slots = {"adam": ("mean", "square"), "adamw": ("mean", "square"), "sgd": ("momentum",)}
     state = {
         f"{PREFIX}{slot}/{name}": torch.zeros_like(value)
@@ -68,18 +68,18 @@ def initial_state(spec: OptimizerSpec, params: Mapping[str, Tensor]) -> dict[str
 
 
 class Optimizer:
-    """Steps `params` in place.
+    """An optimiser that steps stacked `params` in place.
 
     Args:
         spec: kind and coefficients.
         params: stacked parameters.
         state: the moments (`initial_state`), changed in place.
-        blocks: runs of clients that step in one call each. The kernels round the last numbers of a
-            tensor differently from the rest, so federations that run side by side are kept apart:
-            their steps are then those of separate runs to the bit.
+        blocks: slices of clients that step in one call each. torch's kernels round the last
+            elements of a tensor differently from the rest. Federations that run side by side step
+            in calls of their own, so that their steps equal those of separate runs to the bit.
         own: specs of parameters that have one of their own; the kind is that of `spec`.
         even: whether the clients of each block have stepped equally often, now and in all steps to
-            come. What an engine knows need not be read from the device; None looks.
+            come. If not known to be true, the counts are read from the device.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Optimizer:
         self._ticks: dict[str, tuple[Tensor, ...]] = {}
 
     def step(self, grads: Mapping[str, Tensor], clients: Sequence[int] | None = None) -> None:
-        """One step for all clients, or for those given."""
+        """Take one step for all clients, or for those given."""
         if self.spec.clip:
             grads = clipped(grads, self.spec.clip)
         for names, rows in self._groups(list(grads), clients):
@@ -129,7 +129,11 @@ class Optimizer:
     def _groups(
         self, names: list[str], clients: Sequence[int] | None
     ) -> list[tuple[list[str], list[tuple[int, slice | int]]]]:
-        """Parameters and rows that step in one call: (names, [(block, rows of it), …])."""
+        """Return what steps in one call, as (parameter names, [(block, rows of it), …]).
+
+        One call takes one learning rate and decay, so parameters are grouped by their spec and
+        blocks by their rates.
+        """
         rows = self._rows(clients)
         by_spec: dict[OptimizerSpec, list[str]] = {}
         for name in names:
@@ -143,7 +147,11 @@ class Optimizer:
         return groups
 
     def _rows(self, clients: Sequence[int] | None) -> list[tuple[int, slice | int]]:
-        """The rows that step, each with its block: whole blocks where their clients go together."""
+        """Return the rows that step, each with its block.
+
+        A block whose clients all step and have stepped equally often is one slice; the clients of
+        other blocks step one by one, since Adam's bias correction depends on the count.
+        """
         counts = self._counts
         if counts is None:
             assert clients is None, "clients that step unevenly"
@@ -159,7 +167,7 @@ class Optimizer:
         return rows
 
     def _times(self, name: str, rows: Sequence[tuple[int, slice | int]]) -> list[Tensor]:
-        """How often the rows have stepped, a number for each on the device, for `adam` to raise."""
+        """Return the step count of each row as a tensor, which `adam` increments."""
         if self._counts is not None:
             device = self.params[name].device
             counts = self._counts
@@ -167,14 +175,14 @@ class Optimizer:
                 range(*r.indices(len(counts)))[0] if isinstance(r, slice) else r for _, r in rows
             ]
             return [torch.tensor(float(counts[k]), device=device) for k in firsts]
-        if name not in self._ticks:  # copies: each is raised by every step
+        if name not in self._ticks:  # a copy per parameter: each call increments its own
             steps = self.state[STEPS]
             starts = [steps[own][0] for own in self.blocks]
             self._ticks[name] = torch.stack(starts).to(torch.float32).unbind()
         return [self._ticks[name][block] for block, _ in rows]
 
     def finish(self) -> None:
-        """Writes the step counts back into the state."""
+        """Write the step counts back into the state."""
         before = self.state[STEPS]
         self.state[STEPS] = (
             before + self._taken
@@ -237,7 +245,7 @@ class Optimizer:
 
 
 def clipped(grads: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:
-    """Gradients scaled so that no client's norm over all its parameters exceeds `limit`."""
+    """Scale gradients so that no client's norm over all its parameters exceeds `limit`."""
     squares = torch.stack([flat(g).square().sum(dim=1) for g in grads.values()])
     norm = squares.sum(dim=0).sqrt()
     factor = (limit / (norm + 1e-6)).clamp(max=1)

@@ -1,7 +1,8 @@
-"""Defaults that serve federated averaging well, by kind of data and backbone.
+"""Default settings that suit federated averaging, by kind of data and backbone.
 
-Chosen on FedAvg's validation score over twelve partitioned datasets, one knob changed at a time:
-`benchmarks/defaults.py` makes the trials, `docs/defaults.md` shows them. A user's flag wins.
+They were chosen on FedAvg's validation score over twelve partitioned datasets, changing one setting
+at a time. `benchmarks/defaults.py` runs the trials and `docs/defaults.md` shows them. Settings that
+the user chooses take precedence.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polyphily.core.settings import Settings
+from polyphily.nn.backbones import BACKBONES
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Values for the knobs that `Settings` leaves open."""
+    """Values for the settings that are None in `Settings` unless the user chooses."""
 
     hidden: int = 64
     dropout: float = 0.5
@@ -24,28 +26,27 @@ class Recipe:
     keep_optimizer: bool = True
 
 
-BACKBONES = {"homophilic": "gpr-gnn"}
+BACKBONE_BY_KIND = {"homophilic": "gpr-gnn"}
 USUAL_BACKBONE = "acm-gcn"
 
 USUAL = Recipe()
-DENSE = Recipe(input_dropout=0.0)  # a handful of measured features, none of them to spare
-EXCEPTIONS: dict[tuple[str, str], Recipe] = {
-    ("homophilic", "acm-gcn"): Recipe(lr=0.003),
-    ("heterophilic", "gat"): Recipe(input_dropout=0.0),
-}
+DENSE = Recipe(input_dropout=0.0)  # few measured features, all of them needed
 
 
 def fill(settings: Settings, kind: str, metric: str, *, dense: bool = False) -> Settings:
-    """Settings with nothing left open.
+    """Return settings with a value for everything that the user left open.
 
     Args:
         settings: what the user chose.
-        kind: of the data: "homophilic", "heterophilic", "synthetic", "fraud" or "files".
-        metric: what selects on validation unless the user chose.
+        kind: the kind of data: "homophilic", "heterophilic", "synthetic", "fraud" or "files".
+        metric: the metric that selects on validation unless the user chose one.
         dense: whether the features are dense.
     """
-    backbone = settings.backbone or BACKBONES.get(kind, USUAL_BACKBONE)
-    recipe = EXCEPTIONS.get((kind, backbone), DENSE if dense else USUAL)
+    backbone = settings.backbone or BACKBONE_BY_KIND.get(kind, USUAL_BACKBONE)
+    own = BACKBONES.find(backbone).defaults.get(kind)
+    # Defaults of a backbone change the usual recipe, also if features are dense: they were chosen
+    # beside it.
+    recipe = replace(USUAL, **own) if own else DENSE if dense else USUAL
     opened = {
         name: getattr(recipe, name)
         for name in Recipe.__dataclass_fields__

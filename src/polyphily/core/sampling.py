@@ -1,47 +1,49 @@
 """Neighbour sampling, for clients whose graphs are too large to train on as a whole.
 
-A step sees a batch of each client's train nodes and, layer by layer, some neighbours of what it
-sees already, drawn without replacement. A `Batch` stands in a cohort's place: any backbone that
-reaches as many steps as there are layers runs on it. Sums over drawn neighbours are scaled up by
-degree over number drawn, with the degrees of the whole graph: what a convolution adds up is right
-in the mean, and exact where all neighbours are drawn. Models are scored on the whole graph.
+A training step sees a batch of each client's train nodes. Layer by layer it also sees some
+neighbours of the nodes that it has, drawn without replacement. Any backbone that reaches no further
+than it has layers runs on such a `Batch`. Sums over drawn neighbours are scaled by the degree in
+the whole graph over the number drawn. So the sums of a convolution are unbiased, and exact if all
+neighbours are drawn. Models are evaluated on the whole graph.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyphily.core.settings import OFF, Settings
+from polyphily.core.budget import OFF
+from polyphily.core.settings import Settings
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
+from polyphily.nn.backbones import BACKBONES
 from polyphily.nn.draws import Draws
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix, multiply
+from polyphily.nn.stacked import GraphView
 from polyphily.nn.subgraphs import WeightedAttention
 
 if TYPE_CHECKING:
     from polyphily.core.cohort import Cohort
     from polyphily.core.method import Method
 
-FAR = ("gpr-gnn",)  # backbones that reach further than their number of layers
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a step sees of each client's graph.
+    """What a training step sees of each client's graph.
 
     Attributes:
-        fanouts: neighbours drawn of a node, from the train nodes outwards; None: all of them.
-        batch: train nodes drawn; 0: all of them.
+        fanouts: the number of neighbours drawn per node, from the train nodes outwards; None for
+            all of them.
+        batch: the number of train nodes drawn; 0 for all of them.
     """
 
     fanouts: tuple[int | None, ...]
@@ -49,8 +51,12 @@ class Sampling:
 
     @classmethod
     def of(cls, settings: Settings) -> Sampling | None:
-        """As the settings ask for it; None where a step sees everything."""
-        fanouts = parse(settings.sample)
+        """Return the sampling that the settings ask for; None if a step sees everything.
+
+        Raises:
+            UserError: if the number of fanouts is not the number of layers.
+        """
+        fanouts = settings.fanouts()
         if fanouts is None and not settings.batch:
             return None
         chosen: tuple[int | None, ...] = fanouts or (None,)
@@ -64,7 +70,7 @@ class Sampling:
         return cls(chosen, settings.batch)
 
     def most_nodes(self, graph: Graph) -> int:
-        """As many nodes of a client as a step sees at most."""
+        """Return the largest number of nodes of a client that a step can see."""
         assert graph.masks is not None
         seen = wide = min(self.batch or graph.num_nodes, int(graph.masks.train.sum()))
         for fanout in self.fanouts:
@@ -72,22 +78,23 @@ class Sampling:
             seen += wide
         return min(seen, graph.num_nodes)
 
-    def draw(self, cohort: Cohort, draws: Draws) -> Cohort:
-        """A batch of every client, by the client's own random numbers."""
-        near = cohort.once("neighbours", Neighbours.of)
+    def draw(self, cohort: Cohort, draws: Draws) -> Batch:
+        """Draw a batch of every client, from the client's own random stream."""
+        near = cohort.cached("neighbours", Neighbours.of)
         seeds = self._train_nodes(cohort, draws)
         known = torch.zeros(cohort.num_nodes, dtype=torch.bool, device=cohort.device)
         known[seeds] = True
-        frontier, found = seeds, []
+        frontier, found = seeds, []  # the frontier: nodes whose neighbours are drawn next
         for fanout in self.fanouts:
             found.append(near.drawn(frontier, fanout, draws, cohort.segments))
             known_before = known.clone()
             known[found[-1][1]] = True
             frontier = (known & ~known_before).nonzero().view(-1)
         rows, cols, weight = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return cast("Cohort", Batch(cohort, known.nonzero().view(-1), seeds, rows, cols, weight))
+        return Batch(cohort, known.nonzero().view(-1), seeds, rows, cols, weight)
 
     def _train_nodes(self, cohort: Cohort, draws: Draws) -> Tensor:
+        """Draw the train nodes of a batch, ascending."""
         if not self.batch:
             return cohort.train_nodes
         segments = cohort.train_segments
@@ -96,46 +103,37 @@ class Sampling:
         return cohort.train_nodes[kept]
 
 
-def parse(text: str) -> tuple[int, ...] | None:
-    """Numbers of neighbours as a user writes them; None where it is off.
+def check_sampling(method: Method, settings: Settings) -> None:
+    """Check that a method and its backbone can be trained on samples, if the settings ask for it.
 
-    >>> parse("15,10")
-    (15, 10)
+    Raises:
+        UserError: if they cannot, with the backbones that can.
     """
-    if text == OFF:
-        return None
-    if not re.fullmatch(r"\s*0*[1-9][0-9]*\s*(,\s*0*[1-9][0-9]*\s*)*", text):
-        raise UserError(
-            f"--sample {text}: give the neighbours to draw in each layer, such as 10,10, or off"
-        )
-    return tuple(int(part) for part in text.split(","))
-
-
-def check(method: Method, settings: Settings) -> None:
-    """Raises a `UserError` where a method or a backbone cannot be trained on samples."""
     if Sampling.of(settings) is None:
         return
     flag = "--sample" if settings.sample != OFF else "--batch"
-    if settings.backbone in FAR:
-        raise UserError(
-            f"{flag}: {settings.backbone} reaches further than it has layers; take gcn, sage, "
-            "gat, acm-gcn or mlp"
-        )
-    reason = method.whole_graph()
+    reason = method.needs_whole_graph()
     if reason:
         raise UserError(f"{flag}: {method.name} needs whole graphs in every step: {reason}")
+    if settings.backbone is not None and not BACKBONES.find(settings.backbone).local_reach:
+        supported = method.supported_backbones()
+        near = [name for name in supported if BACKBONES.find(name).local_reach]
+        raise UserError(
+            f"{flag}: {settings.backbone} reaches further than it has layers; "
+            f"use one of {', '.join(near)}"
+        )
 
 
 def lowest(lots: Tensor, owner: Tensor, counts: Tensor, number: int) -> Tensor:
-    """Which entries have one of the `number` lowest lots among those of their owner, ascending.
+    """Return the indices of the `number` entries with the lowest lots of each owner, ascending.
 
     Args:
-        lots: in [0, 1).
-        owner: of each entry, ascending.
-        counts: how many entries each owner has.
-        number: how many each owner keeps, at most.
+        lots: a number in [0, 1) for each entry.
+        owner: the owner of each entry, ascending.
+        counts: the number of entries of each owner.
+        number: how many entries each owner keeps at most.
     """
-    order = (owner + lots).argsort()  # owner by owner, as the entries are
+    order = (owner + lots).argsort()  # sorts by owner, then by lot
     starts = counts.cumsum(0) - counts
     rank = torch.arange(len(lots), device=lots.device) - starts[owner]
     return order[rank < number].sort().values
@@ -150,6 +148,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, cohort: Cohort) -> Neighbours:
+        """Return the adjacency of a cohort."""
         starts = cohort.segments.pointers
         counts = [np.bincount(g.edges[0], minlength=g.num_nodes) for g in cohort.graphs]
         crow = np.concatenate([[0], *counts]).cumsum(dtype=np.int32)
@@ -168,12 +167,12 @@ class Neighbours:
     def drawn(
         self, nodes: Tensor, fanout: int | None, draws: Draws, segments: Segments
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Some neighbours of nodes: rows, columns, and what each stands for.
+        """Draw neighbours of nodes: rows, columns, and how many neighbours each stands for.
 
         Args:
-            nodes: ascending.
-            fanout: how many of a node at most; None: all.
-            draws: the clients' random numbers.
+            nodes: the nodes, ascending.
+            fanout: the largest number of neighbours drawn per node; None for all.
+            draws: the clients' random streams.
             segments: the nodes of each client.
         """
         entries, owner, counts = _entries(self.crow, nodes)
@@ -181,6 +180,7 @@ class Neighbours:
             kept = torch.arange(len(owner), device=owner.device)
         else:
             borders = torch.searchsorted(nodes, _borders(segments))
+            # Each client draws one number for every neighbour of its nodes.
             ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])[borders]
             lots = draws.uniform(1, ends.tolist()).view(-1)
             kept = lowest(lots, owner, counts, fanout)
@@ -194,8 +194,11 @@ def _borders(segments: Segments) -> Tensor:
 
 
 def _entries(crow: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the entries of some rows of a CSR matrix lie; which of the rows each is in; how many
-    each row has."""
+    """Return the entries of some rows of a CSR matrix.
+
+    Returns:
+        Where each entry lies in the matrix, which of `rows` it is in, and the length of each row.
+    """
     first = crow[rows].long()
     counts = crow[rows + 1].long() - first
     owner = torch.repeat_interleave(counts)
@@ -205,7 +208,7 @@ def _entries(crow: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _matrix(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> SparseMatrix:
-    """A pattern from coordinates sorted by row, and its transpose, on their device."""
+    """Return the pattern of coordinates that are sorted by row, computed on their device."""
     sorted_cols, permutation = torch.sort(cols, stable=True)
 
     def pointers(ascending: Tensor, size: int) -> Tensor:
@@ -223,22 +226,22 @@ def _matrix(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> SparseMatrix:
 
 
 class Batch:
-    """The part of a cohort that a step sees, in the cohort's place.
+    """The part of a cohort that a training step sees; a `TrainingGraph`.
 
-    Its nodes are the drawn train nodes and all that was drawn around them. The neighbourhoods of
-    the outermost nodes are not there: what a network computes is right at the drawn train nodes,
-    which are `train_nodes` here.
+    Its nodes are the drawn train nodes and all neighbours drawn around them. The outermost nodes
+    have no neighbours here, so a network's output is meant for the drawn train nodes only. These
+    are `train_nodes`.
 
     Args:
-        cohort: the whole.
-        nodes: those that are seen, ascending.
+        cohort: the cohort that was sampled.
+        nodes: the nodes that are seen, ascending.
         seeds: the drawn train nodes, ascending.
-        rows: nodes to which messages go,
-        cols: where they come from,
-        weight: and how many neighbours each stands for.
+        rows: the target of each drawn edge.
+        cols: the source of each drawn edge.
+        weight: how many edges of its target each drawn edge stands for.
     """
 
-    sampling = None
+    sampling: Sampling | None = None  # a batch is not sampled again
 
     def __init__(
         self,
@@ -252,9 +255,10 @@ class Batch:
         self.whole, self.nodes = cohort, nodes
         self.keys, self.federations, self.blocks = cohort.keys, cohort.federations, cohort.blocks
         self.classes, self.num_features = cohort.classes, cohort.num_features
-        self.device, self.dtype, self.constant = cohort.device, cohort.dtype, cohort.constant
+        self.device, self.dtype, self.mixed = cohort.device, cohort.dtype, cohort.mixed
         self.segments = self._segments(nodes)
         self.train_segments = self._segments(seeds)
+        # place[v] is the row of node v in this batch; undefined for nodes that are not in it
         place = torch.empty(cohort.num_nodes, dtype=torch.int64, device=cohort.device)
         place[nodes] = torch.arange(len(nodes), device=cohort.device)
         self.train_nodes, self.train_labels = place[seeds], cohort.labels[seeds]
@@ -268,6 +272,7 @@ class Batch:
         return len(self.whole)
 
     def _segments(self, nodes: Tensor) -> Segments:
+        """Return how many of some nodes of the cohort, given ascending, each client has."""
         borders = torch.searchsorted(nodes, _borders(self.whole.segments))
         return Segments(tuple((borders[1:] - borders[:-1]).tolist()), self.device)
 
@@ -275,15 +280,28 @@ class Batch:
     def forward_only(self) -> Batch:
         return self
 
+    def sample(self, draws: Draws) -> Batch:
+        return self
+
     @property
     def num_nodes(self) -> int:
         return len(self.nodes)
 
-    def once(self, key: Hashable, make: Callable[[Cohort], T]) -> T:
+    def constant(self, values: tuple[float, ...]) -> Tensor:
+        return self.whole.constant(values)  # the cohort outlives the step
+
+    def cached(self, key: Hashable, make: Callable[[Batch], T]) -> T:
         if key not in self._kept:
-            self._kept[key] = make(cast("Cohort", self))
+            self._kept[key] = make(self)
         kept: T = self._kept[key]
         return kept
+
+    def cached_per_graph(self, key: Hashable, make: Callable[[Graph], T]) -> list[T]:
+        """Refuse: what is computed from whole graphs does not fit the nodes of a sample."""
+        raise TypeError(
+            "a sampled batch has no whole graphs: a method that uses `cached_per_graph` in a "
+            "training step must say so in `needs_whole_graph`, a backbone by `local_reach = False`"
+        )
 
     @cached_property
     def x(self) -> Tensor | SparseMatrix:
@@ -313,13 +331,13 @@ class Batch:
 
     @cached_property
     def degrees(self) -> Tensor:
-        """In the whole graph."""
-        near = self.whole.once("neighbours", Neighbours.of)
+        """The number of neighbours of every node in the whole graph."""
+        near = self.whole.cached("neighbours", Neighbours.of)
         return (near.crow[self.nodes + 1] - near.crow[self.nodes]).to(self.dtype)
 
     @cached_property
     def _loops(self) -> tuple[SparseMatrix, Tensor]:
-        """The pattern with self-loops, and what each entry stands for."""
+        """The pattern with self-loops, and how many edges each entry stands for."""
         size = len(self.nodes)
         nodes = torch.arange(size, device=self.device)
         rows = torch.cat([self.edges.row, nodes])
@@ -330,19 +348,23 @@ class Batch:
 
     @cached_property
     def edges_with_loops(self) -> SparseMatrix:
-        """The pattern, its softmax weighted by what each entry stands for (graph attention)."""
-        return cast(SparseMatrix, WeightedAttention(*self._loops))
+        return self._loops[0]
+
+    @cached_property
+    def attention(self) -> WeightedAttention:
+        """The drawn edges, weighted by how many each stands for."""
+        return WeightedAttention(*self._loops)
 
     @cached_property
     def gcn(self) -> SparseMatrix:
-        """(D+I)^-1/2 (A+I) (D+I)^-1/2 in the mean over draws."""
+        """An unbiased estimate of (D+I)^-1/2 (A+I) (D+I)^-1/2."""
         pattern, weight = self._loops
         scale = (self.degrees + 1).rsqrt()
         return pattern.with_value(weight * scale[pattern.row] * scale[pattern.col_long])
 
     @cached_property
     def random_walk(self) -> SparseMatrix:
-        """(D+I)^-1 (A+I) in the mean over draws."""
+        """An unbiased estimate of (D+I)^-1 (A+I)."""
         pattern, weight = self._loops
         return pattern.with_value(weight * (self.degrees + 1).reciprocal()[pattern.row])
 
@@ -353,50 +375,47 @@ class Batch:
         return self.edges.with_value(self.weight * scale[self.edges.row])
 
 
-class WholeGraph:
-    """A cohort for passes without gradient, its operators made of the adjacency and a scale per
-    node: no values at edges, no transposes. Graph attention takes the cohort's own pattern."""
+class WholeGraph(GraphView):
+    """A cohort's graph for passes without gradient.
+
+    Its operators are the adjacency and a scale per node, without values at edges and without
+    transposes. Only graph attention builds the cohort's own pattern.
+
+    Args:
+        cohort: the cohort.
+    """
 
     def __init__(self, cohort: Cohort) -> None:
-        self.cohort = cohort
-
-    @classmethod
-    def of(cls, cohort: Cohort) -> Cohort:
-        return cast("Cohort", cls(cohort))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cohort, name)
-
-    def __len__(self) -> int:
-        return len(self.cohort)
+        super().__init__(cohort)
+        self._cohort = cohort
 
     @property
     def _near(self) -> Neighbours:
-        return self.cohort.once("neighbours", Neighbours.of)
+        return self._cohort.cached("neighbours", Neighbours.of)
 
     @cached_property
     def degrees(self) -> Tensor:
-        return self._near.degrees(self.cohort.dtype)
+        return self._near.degrees(self.dtype)
 
     @cached_property
-    def gcn(self) -> SparseMatrix:
+    def gcn(self) -> ScaledAdjacency:
         scale = (self.degrees + 1).rsqrt().unsqueeze(1)
-        return cast(SparseMatrix, _Scaled(self._near, scale, scale, loops=True))
+        return ScaledAdjacency(self._near, scale, scale, loops=True)
 
     @cached_property
-    def random_walk(self) -> SparseMatrix:
+    def random_walk(self) -> ScaledAdjacency:
         scale = (self.degrees + 1).reciprocal().unsqueeze(1)
-        return cast(SparseMatrix, _Scaled(self._near, scale, None, loops=True))
+        return ScaledAdjacency(self._near, scale, None, loops=True)
 
     @cached_property
-    def mean(self) -> SparseMatrix:
+    def mean(self) -> ScaledAdjacency:
         scale = self.degrees.clamp(min=1).reciprocal().unsqueeze(1)
-        return cast(SparseMatrix, _Scaled(self._near, scale, None, loops=False))
+        return ScaledAdjacency(self._near, scale, None, loops=False)
 
 
 @dataclass(frozen=True)
-class _Scaled:
-    """diag(left) (A [+ I]) diag(right)."""
+class ScaledAdjacency:
+    """diag(left) (A [+ I]) diag(right), for products without gradient; a `Propagation`."""
 
     near: Neighbours
     left: Tensor
@@ -404,6 +423,7 @@ class _Scaled:
     loops: bool
 
     def __matmul__(self, dense: Tensor) -> Tensor:
+        """Return the product with a dense matrix."""
         assert not (torch.is_grad_enabled() and dense.requires_grad), "no gradient passes here"
         dense = dense if self.right is None else dense * self.right
         product = multiply(self.near.crow, self.near.col, None, len(self.left), dense)

@@ -1,4 +1,4 @@
-"""What a run is told: every knob of training, with its default and its bounds."""
+"""The settings of a run, with their defaults and bounds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import re
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
+from polyphily.core.budget import OFF, Budget
 from polyphily.errors import UserError, unknown
 
 ENGINES = ("stacked", "sequential", "flower")
 SELECTIONS = ("method", "federation", "client")
-OFF = "off"
 MIXED = "bf16"
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Knobs of training. Those that are None are filled in from `recipes`.
+    """The settings of a run. Those that are None are filled in by `recipes`.
 
     Attributes:
         rounds: communication rounds.
@@ -56,7 +56,8 @@ class Settings:
         patience: evaluations without a better validation score before stopping; 0 never stops.
         selection: whose validation score picks the best round: "federation", "client" (each its
             own), or as the method prefers.
-        metric: what selects on validation, "accuracy" or "auc"; None takes the dataset's own.
+        metric: what selects a model on validation: "accuracy", "f1_macro", "f1_weighted", "auc"
+            or that of a plug-in; None takes the dataset's own.
         dp: differential privacy of each client's uploads, all rounds together: epsilon=8, with
             delta=1e-5 and clip=1.0 after commas where others are wanted.
         secure_aggregation: whether the server sees the sum of the uploads only, by SecAgg+.
@@ -95,7 +96,7 @@ class Settings:
     secure_aggregation: bool = False
 
     def epoch_range(self) -> tuple[int, int]:
-        """The fewest and the most local steps a client takes."""
+        """Return the smallest and the largest number of local steps of a client."""
         found = re.fullmatch(r"([0-9]+)(?:\s*-\s*([0-9]+))?", str(self.epochs))
         bounds = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= bounds[0] <= bounds[1]:
@@ -105,7 +106,7 @@ class Settings:
         return bounds
 
     def memory_limit(self) -> int | None:
-        """Bytes that training may take; None: half of what is free."""
+        """Return the memory that training may use, in bytes; None for half of what is free."""
         if self.memory == AUTO:
             return None
         found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)b?", str(self.memory).lower())
@@ -113,33 +114,42 @@ class Settings:
             raise UserError(f"memory: '{self.memory}' is no size: write 8GB, 500MB or auto")
         return size
 
+    def fanouts(self) -> tuple[int, ...] | None:
+        """Return the neighbours to draw in each layer; None if all are taken.
+
+        >>> Settings(sample="15,10").fanouts()
+        (15, 10)
+        """
+        if self.sample == OFF:
+            return None
+        if not re.fullmatch(r"\s*0*[1-9][0-9]*\s*(,\s*0*[1-9][0-9]*\s*)*", self.sample):
+            raise UserError(
+                f"--sample {self.sample}: give the neighbours to draw in each layer, such as "
+                "10,10, or off"
+            )
+        return tuple(int(part) for part in self.sample.split(","))
+
     def check(self) -> None:
-        """Raises a `UserError` for a value of the wrong kind or out of bounds."""
+        """Raise a `UserError` for a value of the wrong type or out of bounds."""
         kinds = get_type_hints(Settings)
         for name in names() - {"epochs"}:
             _check_kind(name, getattr(self, name), get_args(kinds[name]) or (kinds[name],))
         self.epoch_range()
-        for name, choices in CHOICES.items():
+        for name, known in choices().items():
             value = getattr(self, name)
-            if value is not None and value not in choices:
-                raise unknown(name, value, choices)
+            if value is not None and value not in known:
+                raise unknown(name, value, known)
         self.memory_limit()
         if self.precision != "float32" and self.dtype != "float32":
             raise UserError(f"--precision {self.precision} is for --dtype float32")
-        if self.sample != OFF:
-            from polyphily.core.sampling import parse
-
-            parse(self.sample)
+        self.fanouts()
         if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device):
             raise unknown("device", self.device, ("cpu", "cuda"))
         for name, (low, high, words) in BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise UserError(f"{_flag(name)}: {value} is out of bounds, give {words}")
-        if self.dp != OFF:
-            from polyphily.privacy.differential import Budget
-
-            Budget.parse(self.dp)
+        Budget.parse(self.dp)
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -148,7 +158,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "float64"),
     "precision": ("float32", "tf32", MIXED),
     "optimizer": ("adam", "adamw", "sgd"),
-    "metric": ("accuracy", "auc"),
 }
 _ANY = math.inf
 _SHARE = (0, 0.999, "at least 0 and at most 0.999")
@@ -173,12 +182,19 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
 }
 
 
+def choices() -> dict[str, tuple[str, ...]]:
+    """Return the values of every setting that takes one of several words."""
+    from polyphily.core.metrics import METRICS  # here, because it imports torch
+
+    return CHOICES | {"metric": METRICS.selecting()}
+
+
 def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
 def _check_kind(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
-    """A whole number passes as a float; a truth value passes as neither; floats are finite."""
+    """Check a type: an int is accepted as a float, a bool as neither; floats must be finite."""
     if isinstance(value, bool):
         fits = bool in kinds
     elif isinstance(value, int):
@@ -196,14 +212,20 @@ _WORDS = {int: "a whole number", float: "a finite number", str: "a name", bool: 
 
 
 def names() -> frozenset[str]:
+    """Return the names of all settings."""
     return frozenset(field.name for field in dataclasses.fields(Settings))
 
 
 def from_mapping(values: dict[str, Any]) -> Settings:
-    """Settings from keyword arguments, with a suggestion for a name that does not exist."""
+    """Return checked settings from keyword arguments. Words are accepted in any case.
+
+    Raises:
+        UserError: for an unknown name, with a suggestion, or a value that is not valid.
+    """
     for name in values:
         if name not in names():
             raise unknown("setting", name, names())
-    settings = Settings(**values)
+    words = {k: v.lower() for k, v in values.items() if k in choices() and isinstance(v, str)}
+    settings = Settings(**(values | words))
     settings.check()
     return settings

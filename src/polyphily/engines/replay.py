@@ -1,10 +1,9 @@
-"""Work that is recorded once and replayed: a CUDA graph where the device and the work allow it.
+"""CUDA graphs: work that is recorded once and replayed.
 
-A round launches hundreds of small kernels; a graph launches them at once. What is recorded must do
-the same work every time, on tensors that stay where they are, and must not look at their values.
-What changes from round to round comes in through `given`; what the host must find from tensors
-(eigenvectors, say) cuts the recording into graphs, between which the host works. Work that cannot
-be recorded is simply done, and `obstacle` says why.
+A round launches hundreds of small kernels; a graph launches them at once. Recorded work must do
+the same every time, on tensors that stay where they are, and must not read values on the host.
+What changes from round to round comes in through `Given`. Work on the host (eigenvectors, say) cuts
+the recording into several graphs. `Replay.obstacle` says why work cannot be recorded.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,7 @@ class CannotReplayError(RuntimeError):
 
 
 class Unknown:
-    """Stands for what a recording cannot know (a round's number, a server's draws): using it ends
-    the recording."""
+    """A stand-in for a value that a recording cannot know; any use of it ends the recording."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -48,46 +46,57 @@ class Unknown:
 
 
 class Given:
-    """Tensors that the host makes from a round's number, renewed in place for every replay, and
-    those that it finds from other tensors in the middle of a round."""
+    """Tensors that the host computes, renewed in place for every replay.
+
+    They are computed from the round's number (`__call__`) or from other tensors in the middle of
+    a round (`on_host`).
+    """
 
     def __init__(self, device: torch.device, round_index: int) -> None:
-        self.device, self.round_index = device, round_index
+        self.device, self._round = device, round_index
         self._kept: list[tuple[Make, Tensor]] = []
         self._asked = 0
         self._found: list[Tensor] = []
         self._pieces: _Pieces | None = None
 
+    @property
+    def round_index(self) -> int:
+        """Stands for the round's number, which a recording cannot know."""
+        return cast(int, Unknown("the round's number"))
+
     def __call__(self, make: Make) -> Tensor:
-        """The tensor of the next request; requests come in the same order every time."""
+        """Return the tensor of the next request; requests come in the same order every time."""
         if self._asked == len(self._kept):
             self._kept.append((make, self._made(make).to(self.device)))
         self._asked += 1
         return self._kept[self._asked - 1][1]
 
     def on_host(self, work: HostWork, *inputs: Tensor) -> Tensor:
-        """`work(*inputs)`, of the same shape every time; in a recording a tensor that is going to
-        hold it when this place is reached."""
+        """Return `work(*inputs)`, of the same shape every time.
+
+        While recording, return the tensor that will hold it when a replay reaches this place.
+        """
         if self._pieces is not None:
             return self._pieces.cut(work, inputs, self._found.pop(0))
         self._found.append(work(*inputs))
         return self._found[-1]
 
     def rewind(self, pieces: _Pieces | None = None) -> None:
-        """Begins anew, in a recording if there is one."""
+        """Start again with the first request, in a recording if one is given."""
         self._asked, self._pieces = 0, pieces
 
     def renew(self, round_index: int) -> None:
-        self.round_index = round_index
+        """Compute the tensors of another round."""
+        self._round = round_index
         for make, tensor in self._kept:
             tensor.copy_(self._made(make), non_blocking=True)
 
     def _made(self, make: Make) -> Tensor:
-        return torch.from_numpy(np.asarray(make(self.round_index)))
+        return torch.from_numpy(np.asarray(make(self._round)))
 
 
 class ServerDraws(Unknown):
-    """A server's random numbers in a recording: `random` alone, as a tensor renewed every round."""
+    """A server's random numbers in a recording: only `random`, as a tensor renewed every round."""
 
     def __init__(self, given: Given, make: Callable[[int], np.random.Generator]) -> None:
         super().__init__("the server's random numbers")
@@ -99,7 +108,7 @@ class ServerDraws(Unknown):
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Freeing an older graph in the middle of a recording would break it."""
+    """Pause garbage collection: freeing an older graph would break a recording."""
     gc.collect()
     gc.disable()
     try:
@@ -109,7 +118,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Pieces:
-    """A recording in pieces: graphs, and what the host does between them."""
+    """A recording in pieces: graphs, and the work of the host between them."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -148,7 +157,7 @@ class _Pieces:
 
 
 class Replay(Generic[T]):
-    """A function of a round, recorded on first use.
+    """A function that is recorded on first use and then replayed.
 
     Args:
         work: takes the round's `Given`, reads tensors that stay in place, and returns new ones (in
@@ -167,8 +176,7 @@ class Replay(Generic[T]):
         return self._recorded is not None
 
     def __call__(self, round_index: int) -> T | None:
-        """The function's result, in tensors that the next call overwrites; None if it cannot be
-        recorded."""
+        """Return the result, in tensors that the next call overwrites; None if not recordable."""
         if self.device.type != "cuda" or self.obstacle is not None:
             return None
         pieces, given = self._recorded or self._record(round_index) or (None, None)
@@ -188,13 +196,13 @@ class Replay(Generic[T]):
             self._recorded = pieces, given
         except RuntimeError as error:
             torch.cuda.synchronize(self.device)
-            first = str(error.__context__ or error)  # leaving the recording fails once more
+            first = str(error.__context__ or error)  # ending the capture fails a second time
             looked = "the host looks at numbers on the device"
             self.obstacle = looked if CAPTURING in first else first.splitlines()[0]
         return self._recorded
 
     def _warm_up(self, given: Given) -> None:
-        """Once outside the recording: constants are computed and kernels loaded."""
+        """Run once outside the recording, so that constants are cached and kernels loaded."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):

@@ -1,173 +1,44 @@
-"""The round loop: clients train, the server aggregates, both views of every model are scored.
+"""The round loop in one place: clients train, the server aggregates.
 
 Several federations (one per seed) run side by side: their clients are stacked into one cohort, and
-each federation has a server state of its own.
+each federation has a server of its own.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, Message, as_model, model_part
-from polyphily.core.method import Method, State, Uploads
-from polyphily.core.optimizers import PREFIX as OPTIMIZER
-from polyphily.core.optimizers import STEPS, OptimizerSpec, initial_state
-from polyphily.core.sampling import Sampling
-from polyphily.core.settings import MIXED, Settings
-from polyphily.engines.replay import Given, Replay, ServerDraws, Unknown
+from polyphily.core.local import Local
+from polyphily.core.messages import Message, MessageError, State, Uploads, model_part
+from polyphily.core.method import Method
+from polyphily.core.optimizers import STEPS
+from polyphily.core.settings import Settings
+from polyphily.engines.backends import Direct
+from polyphily.engines.memory import Groups
+from polyphily.engines.placement import OneProcess, Placement
+from polyphily.engines.recorded import Recorded
 from polyphily.errors import Diverged
 from polyphily.graphs.loading import Federation
-from polyphily.graphs.random import derive, generator
-from polyphily.nn.backbones import Backbone, Shape
-from polyphily.nn.sparse import flat
-from polyphily.privacy.differential import Guard, guard_of
+from polyphily.nn.backbones import Backbone
+from polyphily.runtime.client import Clients, Trained, cohort_of
+from polyphily.runtime.network import build_network
+from polyphily.runtime.server import RoundPlan, Server
 
-UPLOADS = "uploads"
-Plan: TypeAlias = tuple[list[int], list[int], list[int]]  # selected, failed, answering
-IN_CACHE = 1 << 25  # bytes; four rates on clients of 60 nodes took 0.6 of the time, on Cora 1.1
-ACTIVATIONS = 16  # numbers kept per node and hidden unit in a layer's forward and backward pass
-
-
-def train_locally(
-    method: Method,
-    network: Backbone,
-    cohort: Cohort,
-    received: Message,
-    memory: Message,
-    optimizer: OptimizerSpec,
-    steps: Sequence[int],
-    round_index: int,
-    given: Given | None = None,
-    guard: Guard | None = None,
-) -> tuple[Message, Message, Tensor]:
-    """One round at the clients of a cohort, one or many: what a deployed site runs, too.
-
-    Args:
-        method: what is trained.
-        network: the backbone.
-        cohort: the clients.
-        received: what the server sent.
-        memory: what the clients have kept.
-        optimizer: which optimiser they use.
-        steps: how many steps each client takes.
-        round_index: the round, from 0.
-        given: where the round is recorded to be replayed: brings in what the host computes. The
-            clients of a federation have then taken equally many steps.
-        guard: clips and noises what is uploaded, under differential privacy.
-
-    Returns:
-        What the clients upload, their memories after the round, and each client's mean loss.
-    """
-    alike = len(set(steps)) == 1
-    number = round_index if given is None else given(lambda r: np.asarray(r, dtype=np.int64))
-    draws = cohort.draws(number)
-    local = Local(
-        cohort=cohort,
-        network=network,
-        params={},
-        received=received,
-        memory=dict(memory),
-        optimizer=optimizer,
-        steps=tuple(steps),
-        phase=method.phase(round_index),
-        round_index=round_index if given is None else cast(int, Unknown("the round's number")),
-        draws=draws,
-        even=alike if given is not None or not optimizer.keep else None,
-        give=given,
-    )
-    local.params = {
-        name: value.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
-        for name, value in method.receive(local).items()
-    }
-    if optimizer.keep:  # the optimiser steps in place: a refused round must not be felt
-        kept_state = {n: t.clone() for n, t in memory.items() if n.startswith(OPTIMIZER)}
-        local.memory |= kept_state
-    else:
-        local.memory |= initial_state(optimizer, local.params)
-    if cohort.sampling is None:
-        local.constants = method.begin(local)
-    method.train(local)
-    with torch.no_grad():
-        upload = {name: value.detach() for name, value in method.upload(local).items()}
-        if guard is not None:
-            upload = guard(upload, received, draws)
-        changed = {name: value.detach() for name, value in method.update_memory(local).items()}
-    trained = as_model({name: value.detach() for name, value in local.params.items()})
-    kept = {n: t for n, t in local.memory.items() if optimizer.keep or not n.startswith(OPTIMIZER)}
-    losses = cohort.num_train.new_zeros(len(cohort)) if local.losses is None else local.losses
-    return upload, {**kept, **changed, **trained}, losses
-
-
-def payload(message: Message) -> int:
-    """Bytes of one client's share of a message."""
-    return sum(t.numel() // len(t) * t.element_size() for t in message.values())
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a round at the clients leaves: stacked over those that took part.
-
-    Attributes:
-        uploads: what they send.
-        memory: what they keep.
-        losses: their mean losses.
-        fine: whether a client's sums are finite; a sum may also be too large.
-        bytes_down: what was sent to each.
-        aggregated: the servers' new states from all uploads, where that is recorded.
-        commit: stores these states and the memories, where that is recorded; whether it did.
-    """
-
-    uploads: Message
-    memory: Message
-    losses: Tensor
-    fine: Tensor
-    bytes_down: int
-    aggregated: Callable[[], list[State] | None] | None = None
-    commit: Callable[[], bool] | None = None
-
-    @classmethod
-    def of(cls, uploads: Message, memory: Message, losses: Tensor, downloads: Message) -> Trained:
-        fine = torch.isfinite(losses)
-        for tensor in uploads.values():  # NaN and infinity stay in a sum, and a sum is cheap
-            fine = fine & torch.isfinite(flat(tensor).sum(dim=1))
-        return cls(uploads, memory, losses, fine, payload(downloads))
-
-    def look(self) -> tuple[list[bool], list[float]]:
-        """Which clients sent finite numbers only (the loss stands in where nothing is sent), and
-        the losses: the one time in a round that the host waits for the device."""
-        fine, losses = torch.stack([self.fine.double(), self.losses.double()]).tolist()
-        if not all(fine):  # look at every number
-            exact = torch.isfinite(self.losses)
-            for tensor in self.uploads.values():
-                exact &= torch.isfinite(flat(tensor)).all(dim=1)
-            fine = exact.tolist()
-        return [bool(number) for number in fine], losses
-
-
-@dataclass(frozen=True)
-class _Recording:
-    """The recorded parts of a round."""
-
-    clients: Replay[Trained]
-    servers: Replay[list[State]]
-    commit: Replay[bool]
+UPLOADS = "uploads"  # in a checkpoint: how many uploads each client has made
+MEMORY, STATE = "memory/", "state/"
 
 
 @dataclass
 class RoundReport:
-    """What happened in a round, before anything is scored."""
+    """A round before anything is scored; lists have an entry per federation."""
 
     round: int
     seconds: float
@@ -177,576 +48,336 @@ class RoundReport:
     refused: list[list[int]]
     bytes_up: list[int]
     bytes_down: list[int]
-    uploads: list[int]  # the most that a client of each federation has sent so far
+    uploads: list[int]  # the most that a client has sent so far
 
 
-@dataclass
 class Simulation:
     """Federations of one method, advanced round by round.
 
-    Attributes:
+    Args:
         method: what is trained.
         federations: one per seed; also several times the same, with rates of their own.
-        settings: with every knob filled in.
+        settings: with every setting filled in.
         rates: (learning rate, weight decay) of each federation, in place of the settings'.
-        states: the servers' states.
-        memory: what the clients keep, stacked over all federations' clients.
+        cohort: that of these very federations, if it was made already.
+        placement: which process each client lives in; by default all in this one.
+
+    Attributes:
+        clients: the clients of this process.
+        servers: a server per federation.
+        memory: what the clients of this process keep, stacked.
         round: how many rounds are complete.
+        starts: where each federation's clients begin, among the clients of all.
         stopped: clients that take no part any more (early stopping), over all federations.
-        obstacle: why rounds are not replayed as CUDA graphs, if they are not.
-        known: the cohort of these very federations, where it is at hand already.
-        moves: how often states or memories have moved to other tensors; they stay where they are
-            on a GPU, for what is recorded to find them.
+        even: whether all clients of a federation have taken equally many steps.
+        moves: how often states or memory have moved to other tensors; on a GPU they stay where
+            they are, for recorded rounds to find them.
     """
 
-    method: Method
-    federations: Sequence[Federation]
-    settings: Settings
-    rates: Sequence[tuple[float, float]] | None = None
-    states: list[State] = field(default_factory=list)
-    memory: Message = field(default_factory=dict)
-    round: int = 0
-    stopped: set[int] = field(default_factory=set)
-    obstacle: str | None = None
-    moves: int = 0
-    known: Cohort | None = None
-
-    def __post_init__(self) -> None:
-        settings, first = self.settings, self.federations[0]
-        self.device = torch.device(settings.device)
-        self.dtype = getattr(torch, settings.dtype)
-        self.members = self._members()
-        here = [(s, f, k) for s, f in enumerate(self.federations) for k in self.members[s]]
-        self.cohort = self.known or Cohort(
+    def __init__(
+        self,
+        method: Method,
+        federations: Sequence[Federation],
+        settings: Settings,
+        rates: Sequence[tuple[float, float]] | None = None,
+        *,
+        cohort: Cohort | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self.method, self.federations = method, federations
+        self.placement: Placement = placement or OneProcess(federations)
+        self.settings = replace(settings, device=self.placement.device(settings.device))
+        self.device = torch.device(self.settings.device)
+        self.in_place = self.device.type == "cuda"
+        first, members = federations[0], self.placement.members
+        here = [(s, f, k) for s, f in enumerate(federations) for k in members[s]]
+        self.cohort = cohort or cohort_of(
+            self.settings,
             [f.clients[k] for _, f, k in here],
             [(f.seed, k) for _, f, k in here],
             len(first.classes),
             federations=[s for s, _, _ in here],
-            device=self.device,
-            dtype=self.dtype,
-            mixed=settings.precision == MIXED,
-            sampling=Sampling.of(settings),
         )
-        self.memory_budget = settings.memory_limit() or free_memory(self.device) // 2
-        self.starts = [0, *np.cumsum([len(f.clients) for f in self.federations]).tolist()]
-        self.optimizer = self._optimizer()
-        shape = network_shape(settings, self.cohort.num_features, len(first.classes))
-        assert settings.backbone is not None
+        self.starts = [0, *np.cumsum([len(f.clients) for f in federations]).tolist()]
+        width, classes = self.cohort.num_features, len(first.classes)
         networks = [
-            self.method.build(settings.backbone, shape, derive(f.seed, "initial parameters"))
-            for f in self.federations
+            build_network(method, self.settings, width, classes, f.seed).to(self.device)
+            for f in federations
         ]
-        self.network = networks[0].to(self.device, self.dtype)
-        self.guard = guard_of(self.method, settings)
-        self.uploads = torch.zeros(self.starts[-1], dtype=torch.int64)  # by each client so far
-        self._even = True  # all clients of a federation have taken equally many steps
-        self._recorded: dict[Hashable, _Recording] = {}
-        self._open([n.to(self.device, self.dtype) for n in networks])
-
-    def _members(self) -> list[list[int]]:
-        """The clients of each federation that live in this process: all of them."""
-        return [list(range(len(f.clients))) for f in self.federations]
-
-    def _optimizer(self) -> OptimizerSpec:
-        settings = self.settings
-        assert settings.lr is not None
-        assert settings.optimizer is not None
-        assert settings.weight_decay is not None
-        rates = self.rates or []
-        return OptimizerSpec(
-            kind=settings.optimizer,
-            lr=tuple(lr for lr, _ in rates) or settings.lr,
-            weight_decay=tuple(decay for _, decay in rates) or settings.weight_decay,
-            momentum=settings.momentum,
-            clip=settings.clip,
-            keep=bool(settings.keep_optimizer),
+        self.clients = Clients.create(
+            method,
+            networks[0],
+            self.cohort,
+            self.settings,
+            population=len(first.clients),
+            rates=rates,
         )
-
-    def _open(self, networks: Sequence[Backbone]) -> None:
-        initial = [{n: p.detach() for n, p in net.named_parameters()} for net in networks]
-        params = {
-            name: torch.cat(
-                [
-                    own[name].expand(len(ks), *own[name].shape[1:])
-                    for own, ks in zip(initial, self.members, strict=True)
-                ]
-            )
-            for name in initial[0]
-        }
-        shared = [n for n in params if self.method.shares(self.network, n)]
-        self.states = [
-            self.method.open({n: own[n][0].clone() for n in shared}, len(f.clients))
-            for own, f in zip(initial, self.federations, strict=True)
+        self.servers = [
+            Server(method, network, self.settings, len(f.clients), f.seed)
+            for network, f in zip(networks, federations, strict=True)
         ]
-        self.memory = {
-            **as_model(params),
-            **(initial_state(self.optimizer, params) if self.optimizer.keep else {}),
-            **self.method.remember(self.cohort, self.network, params),
-        }
+        self.memory = self.clients.initial_memory(_stacked_parameters(networks, members))
+        self.groups = Groups(self.clients, self.settings, self.placement.sharing(self.device))
+        self.round, self.moves, self.even = 0, 0, True
+        self.stopped: set[int] = set()
+        self.uploads = np.zeros(self.starts[-1], dtype=np.int64)  # by each client so far
+        self._checked: Message | None = None  # uploads that agree with their declaration
+        self.backend = Recorded(self) if self.device.type == "cuda" else Direct(self)
+
+    @property
+    def network(self) -> Backbone:
+        """The network; its own parameters are not those of the clients."""
+        return self.clients.network
+
+    @property
+    def states(self) -> list[State]:
+        """The servers' states."""
+        return [server.state for server in self.servers]
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why rounds are not replayed as CUDA graphs, if they are not."""
+        return self.backend.obstacle
 
     # One round -------------------------------------------------------------------------------
 
     def advance(self) -> RoundReport:
-        """Runs the next round."""
+        """Run the next round: send, train, upload, check, aggregate.
+
+        Raises:
+            Diverged: if no client of a federation sent finite numbers.
+        """
         began = time.perf_counter()
-        plan = [self._plan(s) for s in range(len(self.federations))]
-        active = [self.starts[s] + k for s, (_, _, ks) in enumerate(plan) for k in ks]
-        counts = [len(ks) for _, _, ks in plan]
-        ends = np.cumsum([0, *counts]).tolist()
-        trained = self._trained(active, [ks for _, _, ks in plan])
-        finite, loss = trained.look()
-        good = [[row for row in range(a, b) if finite[row]] for a, b in pairwise(ends)]
-        for s, count in enumerate(counts):
-            if count and not good[s]:
+        plans = [server.plan(self.round, self._stopped(s)) for s, server in enumerate(self.servers)]
+        active = [
+            start + k
+            for start, plan in zip(self.starts, plans, strict=False)
+            for k in plan.answering
+        ]
+        here, asked = self.placement.here(active), self._asked_here(plans)
+        answers = self.backend.train(here, asked)  # send, train, upload
+        fine, losses = self.placement.share_looks(*answers.look(), active)
+        self._check(plans, fine, answers.trained)
+        complete = all(fine) and not self.settings.secure_aggregation and self.placement.size == 1
+        states, bytes_up = self._aggregate(plans, active, fine, answers.trained, complete)
+        own = self.placement.own_entries(fine, active)
+        self.backend.store(here, answers.trained.memory, states, own, complete=complete)
+        self.even &= len(active) == self.starts[-1] and all(fine)
+        report = self._report(plans, active, fine, losses, bytes_up, began)
+        self.round += 1
+        return report
+
+    def _stopped(self, s: int) -> set[int]:
+        first, end = self.starts[s], self.starts[s + 1]
+        return {k - first for k in self.stopped if first <= k < end}
+
+    def _asked_here(self, plans: Sequence[RoundPlan]) -> list[list[int]]:
+        """Return the clients that train in this process, by federation, numbered in it."""
+        if self.placement.size == 1:
+            return [plan.answering for plan in plans]
+        return [
+            [k for k in plan.answering if self.placement.here([start + k])]
+            for start, plan in zip(self.starts, plans, strict=False)
+        ]
+
+    def download(self, clients: Sequence[Sequence[int]]) -> Message:
+        """Return what the servers send to these clients of each federation, stacked."""
+        sent = [
+            server.download(asked)
+            for server, asked in zip(self.servers, clients, strict=True)
+            if asked
+        ]
+        if len(sent) == 1:
+            return sent[0]
+        names = sent[0] if sent else {}
+        return {name: torch.cat([message[name] for message in sent]) for name in names}
+
+    def _check(self, plans: Sequence[RoundPlan], fine: Sequence[bool], trained: Trained) -> None:
+        """Compare uploads with their declaration; end the run where nobody's numbers are finite."""
+        if len(trained.losses) and trained.uploads is not self._checked:
+            self._checked = trained.uploads  # a replayed round fills the same tensors again
+            try:
+                self.servers[0].upload_contract(self.round).check(trained.uploads)
+            except MessageError as error:
+                raise TypeError(
+                    f"{self.method.name} does not upload what it declares: an upload of round "
+                    f"{self.round + 1} {error}"
+                ) from None
+        row = 0
+        for s, plan in enumerate(plans):
+            count = len(plan.answering)
+            if count and not any(fine[row : row + count]):
                 raise Diverged(
                     f"round {self.round + 1}: the update of every client was not finite "
                     f"({count} clients, seed {self.federations[s].seed}). The last good model is "
                     "that of the round before. A smaller --lr or --clip 1.0 usually mends this.",
                     federation=s,
                 )
-        self.uploads[active] += bool(trained.uploads)
-        states, bytes_up = self._aggregate(plan, good, trained)
-        if not (trained.commit and all(finite) and trained.commit()):
-            for state, renewed in zip(self.states, states, strict=True):
-                self._store(state, renewed)
-            self._keep(active, trained.memory, finite)
-        self._even &= len(active) == self.starts[-1] and all(finite)
-        self.round += 1
-        return RoundReport(
-            round=self.round,
-            seconds=time.perf_counter() - began,
-            loss=[float(np.mean(loss[a:b])) if b > a else None for a, b in pairwise(ends)],
-            selected=[chosen for chosen, _, _ in plan],
-            failed=[lost for _, lost, _ in plan],
-            refused=[
-                [k for row, k in enumerate(ks, start) if not finite[row]]
-                for start, (_, _, ks) in zip(ends, plan, strict=False)
-            ],
-            bytes_up=bytes_up,
-            bytes_down=[trained.bytes_down * len(chosen) for chosen, _, _ in plan],
-            uploads=[int(self.uploads[a:b].max()) for a, b in pairwise(self.starts)],
-        )
-
-    def _trained(self, active: Sequence[int], clients: Sequence[Sequence[int]]) -> Trained:
-        """The round at the clients."""
-        return self._replayed(active) or self._train(active, clients)
+            row += count
 
     def _aggregate(
-        self, plan: Sequence[Plan], good: Sequence[Sequence[int]], trained: Trained
+        self,
+        plans: Sequence[RoundPlan],
+        active: Sequence[int],
+        fine: Sequence[bool],
+        trained: Trained,
+        complete: bool,
     ) -> tuple[list[State], list[int]]:
-        """The servers' new states from the rows of uploads that are good, and the bytes sent."""
-        ends = np.cumsum([0, *[len(ks) for _, _, ks in plan]]).tolist()
-        bytes_up = [payload(trained.uploads) * len(ks) for _, _, ks in plan]
-        if trained.aggregated and sum(map(len, good)) == ends[-1]:
-            recorded = trained.aggregated()
-            if recorded is not None:
-                return recorded, bytes_up
-        states = list(self.states)
-        for s, rows in enumerate(good):
-            if rows:
-                answered = [plan[s][2][row - ends[s]] for row in rows]
-                uploads = self._uploads(answered, rows, trained)
-                if self.settings.secure_aggregation:
-                    uploads, bytes_up[s] = self._folded(uploads, plan[s][0])
-                rng = self._server_rng(s, self.round)
-                states[s] = self.method.aggregate(self.states[s], uploads, rng)
-        return states, bytes_up
+        """Return the servers' new states from the accepted uploads, and the bytes sent up."""
+        size = self.servers[0].upload_contract(self.round).bytes
+        bytes_up = [size * len(plan.answering) for plan in plans]
+        gathered = self.placement.gather(trained.uploads, active, self.device)
 
-    def _uploads(self, clients: Sequence[int], rows: Sequence[int], trained: Trained) -> Uploads:
-        """What arrives from some clients of a federation, which are those in `rows`."""
-        together = list(rows) == list(range(rows[0], rows[-1] + 1))
-        cut = slice(rows[0], rows[-1] + 1) if together else list(rows)
-        return Uploads(tuple(clients), {n: t[cut] for n, t in trained.uploads.items()})
+        def arrived() -> list[Uploads | None]:
+            found: list[Uploads | None] = []
+            start = 0
+            for s, plan in enumerate(plans):
+                rows = [start + i for i in range(len(plan.answering)) if fine[start + i]]
+                uploads = _rows_of(gathered, rows, [plan.answering[row - start] for row in rows])
+                if uploads is not None and self.settings.secure_aggregation:
+                    uploads, bytes_up[s] = self._summed(uploads, plan.asked)
+                found.append(uploads)
+                start += len(plan.answering)
+            return found
 
-    def _folded(self, uploads: Uploads, asked: Sequence[int]) -> tuple[Uploads, int]:
-        """The sums of the uploads, by secure aggregation among all that were asked, and bytes."""
-        from polyphily.privacy.secure_aggregation import folded
+        leads = self.placement.leads
+        states = self.backend.aggregate(arrived, complete=complete) if leads else self.states
+        return self.placement.from_leader(states, self.device), bytes_up
 
-        assert not isinstance(self.method.averaged, str)
-        return folded(uploads, asked, self.method.averaged)
+    def _summed(self, uploads: Uploads, asked: Sequence[int]) -> tuple[Uploads, int]:
+        """Return the sums of uploads by secure aggregation among all asked, and the bytes sent."""
+        from polyphily.privacy.secure_aggregation import sum_securely
 
-    def _server_rng(self, s: int, round_index: int) -> np.random.Generator:
-        return generator(self.federations[s].seed, f"server/{round_index}")
+        return sum_securely(uploads, asked, self.servers[0].weights_of_means())
 
-    # Replaying a round -----------------------------------------------------------------------
-
-    def _replayed(self, active: Sequence[int]) -> Trained | None:
-        """The round as a CUDA graph, where it is the same work as every round of its phase."""
-        low, high = self.settings.epoch_range()
-        if self.device.type != "cuda":
-            return None
-        if not self._even or len(active) < len(self.cohort):
-            self.obstacle = "not every client takes part in every round"
-        elif low != high:
-            self.obstacle = "clients draw their number of steps"
-        elif self.cohort.sampling is not None:
-            self.obstacle = "every step has a sample of its own"
-        elif self.settings.engine != "stacked" or len(self._groups(active)) > 1:
-            self.obstacle = "clients train one group after the other"
-        else:
-            phase = self.method.phase(self.round)
-            if phase not in self._recorded:
-                self._recorded[phase] = self._recording()
-            work = self._recorded[phase]
-            trained = work.clients(self.round)
-            server = work.servers.obstacle
-            self.obstacle = work.clients.obstacle or (server and f"at the server, {server}")
-            if trained is None:
-                return None
-            if self.settings.secure_aggregation:
-                self.obstacle = "secure aggregation runs on the CPU, between the clients"
-                return trained
-            return replace(
-                trained,
-                aggregated=lambda: work.servers(self.round),
-                commit=lambda: work.servers.recorded and work.commit(self.round) is not None,
-            )
-        return None
-
-    def _recording(self) -> _Recording:
-        """The work of a round at the clients, at the servers, and storing what came of it."""
-        everyone = self.members
-        active, steps = range(len(self.cohort)), self.settings.epoch_range()[0]
-        first = self.round
-
-        def at_clients(given: Given) -> Trained:
-            downloads = self._download(everyone)
-            uploads, memory, losses = train_locally(
-                self.method,
-                self.network,
-                self.cohort,
-                downloads,
-                self.memory,
-                self.optimizer,
-                [steps] * len(active),
-                first,
-                given,
-                self.guard,
-            )
-            return Trained.of(uploads, self._apart(memory, self.memory), losses, downloads)
-
-        clients = Replay(at_clients, self.device)
-
-        def at_servers(given: Given) -> list[State]:
-            assert clients.result is not None
-            uploads, states = clients.result.uploads, []
-            for s, (state, (a, b)) in enumerate(
-                zip(self.states, pairwise(self.starts), strict=True)
-            ):
-                sent = Uploads(tuple(everyone[s]), {n: t[a:b] for n, t in uploads.items()})
-                rng = cast(np.random.Generator, ServerDraws(given, partial(self._server_rng, s)))
-                states.append(self._apart(self.method.aggregate(state, sent, rng), state))
-            return states
-
-        servers = Replay(at_servers, self.device)
-
-        def commit(given: Given) -> bool:
-            assert clients.result is not None
-            assert servers.result is not None
-            for old, new in zip(
-                [self.memory, *self.states],
-                [clients.result.memory, *servers.result],
-                strict=True,
-            ):
-                self._store(old, new)
-            return True
-
-        return _Recording(clients, servers, Replay(commit, self.device))
-
-    def _apart(self, new: Message, old: Message) -> Message:
-        """Copies of what shares memory with an entry of another name, which is to change."""
-        places = {t.untyped_storage().data_ptr() for t in old.values()}
-        return {
-            n: t if t is old.get(n) or t.untyped_storage().data_ptr() not in places else t.clone()
-            for n, t in new.items()
-        }
-
-    def _forget(self) -> None:
-        """Drops what was recorded, because tensors have moved."""
-        self._recorded.clear()
-        self.moves += 1
-
-    def _store(self, old: Message, new: Message) -> None:
-        """Replaces a state or memory; on a GPU in place, where what was recorded will look."""
-        if new is old:
-            return
-        if self.device.type == "cuda":
-            same = old.keys() == new.keys() and all(
-                t.shape == old[n].shape and t.dtype == old[n].dtype for n, t in new.items()
-            )
-            if same:
-                for name, tensor in self._apart(new, old).items():
-                    if tensor is not old[name]:
-                        old[name].copy_(tensor)
-                return
-            new = {n: t.clone() for n, t in new.items()}
-            self._forget()
-        changed = dict(new)
-        old.clear()
-        old.update(changed)
-
-    def _plan(self, s: int) -> Plan:
-        """Who is selected, who fails to answer, and who answers, in federation `s`."""
-        federation, settings = self.federations[s], self.settings
-        if settings.participation == 1 and settings.failures == 0 and not self.stopped:
-            everybody = list(range(len(federation.clients)))
-            return everybody, [], everybody
-        rng = generator(federation.seed, f"participation/{self.round}")
-        chosen = np.arange(len(federation.clients))
-        if settings.participation < 1:
-            count = max(1, round(settings.participation * len(chosen)))
-            chosen = np.sort(rng.choice(chosen, count, replace=False))
-        lost = rng.choice(chosen, round(settings.failures * len(chosen)), replace=False)
-        going = [k for k in chosen.tolist() if self.starts[s] + k not in self.stopped]
-        failed = sorted(set(lost.tolist()) & set(going))
-        return going, failed, [k for k in going if k not in failed]
-
-    def _steps(self, active: Sequence[int]) -> list[int]:
-        """How many local steps each client takes; its own draw, whoever else takes part."""
-        low, high = self.settings.epoch_range()
-        if low == high:
-            return [low] * len(active)
-        return [
-            int(generator(seed, f"epochs/{self.round}/{client}").integers(low, high + 1))
-            for seed, client in (self.cohort.keys[k] for k in active)
-        ]
-
-    def _download(self, clients: Sequence[Sequence[int]]) -> Message:
-        """What the servers send to these clients of each federation, stacked."""
-        sent = [
-            self.method.download(state, ks)
-            for state, ks in zip(self.states, clients, strict=True)
-            if ks
-        ]
-        if len(sent) == 1:
-            return sent[0]
-        return (
-            {name: torch.cat([message[name] for message in sent]) for name in sent[0]}
-            if sent
-            else {}
+    def _report(
+        self,
+        plans: Sequence[RoundPlan],
+        active: Sequence[int],
+        fine: Sequence[bool],
+        losses: Sequence[float],
+        bytes_up: list[int],
+        began: float,
+    ) -> RoundReport:
+        ends = np.cumsum([0, *(len(plan.answering) for plan in plans)]).tolist()
+        contract = self.servers[0].upload_contract(self.round)
+        self.uploads[active] += bool(contract.shapes)
+        down = self.servers[0].download_contract(self.round).bytes
+        return RoundReport(
+            round=self.round + 1,
+            seconds=time.perf_counter() - began,
+            loss=[float(np.mean(losses[a:b])) if b > a else None for a, b in pairwise(ends)],
+            selected=[plan.asked for plan in plans],
+            failed=[plan.failing for plan in plans],
+            refused=[
+                [k for row, k in enumerate(plan.answering, start) if not fine[row]]
+                for start, plan in zip(ends, plans, strict=False)
+            ],
+            bytes_up=bytes_up,
+            bytes_down=[down * len(plan.asked) for plan in plans],
+            uploads=[int(self.uploads[a:b].max()) for a, b in pairwise(self.starts)],
         )
-
-    def _train(self, active: Sequence[int], clients: Sequence[Sequence[int]]) -> Trained:
-        downloads = self._download(clients)
-        if not active:
-            none = self.cohort.num_train.new_zeros(0)
-            return Trained({}, {}, none, none.bool(), self._bytes_down())
-        steps = self._steps(active)
-        results = []
-        for group in self._groups(active):
-            members = [active[i] for i in group]
-            whole = len(members) == len(self.cohort)
-            cohort = self.cohort.take(members)
-            results.append(
-                train_locally(
-                    self.method,
-                    self.network,
-                    cohort,
-                    {n: t[group.start : group.stop] for n, t in downloads.items()},
-                    self.memory if whole else {n: t[members] for n, t in self.memory.items()},
-                    self.optimizer.only(list(dict.fromkeys(cohort.federations))),
-                    [steps[i] for i in group],
-                    self.round,
-                    guard=self.guard,
-                )
-            )
-        uploads, memories, losses = zip(*results, strict=True)
-        if len(results) == 1:
-            return Trained.of(uploads[0], memories[0], losses[0], downloads)
-        return Trained.of(_stack(uploads), _stack(memories), torch.cat(losses), downloads)
-
-    def _bytes_down(self) -> int:
-        """What a server sends to one client now."""
-        return payload(self.method.download(self.states[0], [0]))
-
-    def _groups(self, active: Sequence[int]) -> list[range]:
-        """Which clients train together: all, or as many as memory allows; one by one if asked.
-
-        Who trains beside a client changes its numbers by rounding at the most, and the time.
-        """
-        if self.settings.engine == "sequential":
-            return [range(i, i + 1) for i in range(len(active))]
-        groups, start, used = [], 0, 0
-        for i, client in enumerate(active):
-            need = self._bytes_to_train[client]
-            if i > start and used + need > self.memory_budget:
-                groups.append(range(start, i))
-                start, used = i, 0
-            used += need
-        return [*groups, range(start, len(active))]
-
-    @property
-    def room(self) -> int:
-        """How many simulations like this one gain by training in one group; one at the least.
-
-        A GPU gains until its memory is full, a CPU while the whole group's work stays in its cache.
-        """
-        limit = IN_CACHE if self.device.type == "cpu" else self.memory_budget
-        return max(1, min(limit, self.memory_budget) // sum(self._bytes_to_train))
-
-    @cached_property
-    def _bytes_to_train(self) -> list[int]:
-        """A rough count for every client: features and edges, activations with gradients, weights
-        with moments."""
-        settings, sampling = self.settings, self.cohort.sampling
-        weights = 6 * sum(p.numel() for p in self.network.parameters())
-        found = []
-        for graph in self.cohort.graphs:
-            nodes = graph.num_nodes if sampling is None else sampling.most_nodes(graph)
-            edges = graph.edges.shape[1] * nodes / max(graph.num_nodes, 1)
-            numbers = ACTIVATIONS * settings.layers * (settings.hidden or 1) * nodes
-            numbers += int(edges) * (settings.layers * ACTIVATIONS // 2)
-            numbers += 2 * graph.features.size + weights
-            found.append(int(numbers * self.dtype.itemsize))
-        return found
-
-    def _keep(self, active: Sequence[int], memory: Message, finite: Sequence[bool]) -> None:
-        """Stores the memories of the clients whose update was accepted; the rest keep theirs."""
-        if not (len(active) == len(self.cohort) and all(finite)):
-            rows = [row for row, fine in enumerate(finite) if fine]
-            clients = [active[row] for row in rows]
-            before, after = dict(self.memory), memory
-            memory = {}
-            for name, value in before.items():
-                memory[name] = value.clone()
-                memory[name][clients] = after[name][rows] if name in after else value[clients]
-        self._store(self.memory, memory)
 
     # Views -----------------------------------------------------------------------------------
 
     def received(self) -> Local:
-        """Every client with the model that the server would send it now."""
-        view = self._view(self._download(self.members))
-        view.params = self.method.receive(view)
-        return view
+        """Return the clients of this process with the models that the servers would send now."""
+        return self.clients.received(self.download(self.placement.members), self.memory, self.round)
 
     def trained(self) -> Local:
-        """Every client with its own model as training left it, before aggregation."""
-        view = self._view({})
-        view.params = model_part(self.memory)
-        return view
-
-    def _view(self, received: Message) -> Local:
-        return Local(
-            cohort=self.cohort,
-            network=self.network,
-            params={},
-            received=received,
-            memory=self.memory,
-            optimizer=self.optimizer,
-            phase=self.method.phase(self.round),
-            round_index=self.round,
-        )
+        """Return the clients of this process with their own models, before aggregation."""
+        return self.clients.trained(self.memory, self.round)
 
     def predict(self, view: Local) -> Tensor:
-        """Class scores of every node of every client, dropout off."""
-        groups = self._groups(range(len(view.cohort)))
-        if self.settings.engine == "sequential" or len(groups) == 1:
-            groups = [range(len(view.cohort))]
-        with torch.no_grad():
-            if len(groups) == 1:
-                return self.method.predict(view)
-            return torch.cat([self.method.predict(_of_clients(view, own)) for own in groups])
+        """Return class scores of every node of every client, dropout off."""
+        groups = self.groups.to_predict()
+        if len(groups) == 1:
+            return self.clients.predict(view)
+        return torch.cat([self.clients.predict(self._of_clients(view, own)) for own in groups])
 
-    # Where clients live in several processes (`distributed.py`) -------------------------------
+    def _of_clients(self, view: Local, clients: range) -> Local:
+        """Return a view of some consecutive clients."""
+        cut = slice(clients.start, clients.stop)
 
-    @property
-    def leads(self) -> bool:
-        """Whether this is the process that holds the servers and writes what a run leaves."""
-        return True
+        def rows(message: Message) -> Message:
+            return {name: tensor[cut] for name, tensor in message.items()}
 
-    def share(self, rows: Tensor) -> Tensor:
-        """What every client has, from a row for each of this process."""
-        return rows
+        return replace(
+            view,
+            cohort=self.cohort.take(list(clients)),
+            params=rows(view.params),
+            received=rows(view.received),
+            memory=rows(view.memory),
+        )
 
-    def collect(self, rows: Message, clients: Sequence[int] | None = None) -> Message:
-        """Rows of all clients, or of those given, from rows of this process; where it leads."""
-        return rows if clients is None else {n: t[list(clients)] for n, t in rows.items()}
-
-    def agree(self, decision: bool) -> bool:
-        """What the leading process decides."""
-        return decision
+    def trained_models(self, federation: int = 0) -> Message:
+        """Return the models that a federation's clients trained last, at the leading process."""
+        clients = range(self.starts[federation], self.starts[federation + 1])
+        return self.placement.collect(model_part(self.memory), self.device, clients)
 
     # What a checkpoint holds -----------------------------------------------------------------
 
     def tensors(self) -> Message:
-        return self._saved(self.states, slice(None))
+        """Return what a checkpoint holds, complete at the leading process."""
+        memory = self.placement.collect(self.memory, self.device)
+        return self._saved(memory, self.states, slice(None))
 
     def part(self, federations: range) -> Message:
-        """The same of consecutive federations, as if they had run by themselves."""
+        """Return the same for consecutive federations, as if they had run by themselves."""
         clients = slice(self.starts[federations.start], self.starts[federations.stop])
-        return self._saved([self.states[s] for s in federations], clients)
+        return self._saved(self.memory, [self.states[s] for s in federations], clients)
 
-    def _saved(self, states: Sequence[State], clients: slice) -> Message:
-        saved = {f"memory/{n}": t[clients] for n, t in self.memory.items()}
+    def _saved(self, memory: Message, states: Sequence[State], clients: slice) -> Message:
+        saved = {MEMORY + n: t[clients] for n, t in memory.items()}
         for s, state in enumerate(states):
-            saved |= {f"state/{s}/{n}": t for n, t in state.items()}
-        return saved | ({UPLOADS: self.uploads[clients].clone()} if self.guard else {})
+            saved |= {f"{STATE}{s}/{n}": t for n, t in state.items()}
+        return saved | (
+            {UPLOADS: torch.from_numpy(self.uploads[clients].copy())} if self.clients.guard else {}
+        )
 
     def restore(self, tensors: Message, round_index: int, stopped: Sequence[int]) -> None:
-        self.round, self.stopped = round_index, set(stopped)
-        self._forget()
-        self._even = False  # nobody knows
-        self.uploads = tensors.get(UPLOADS, self.uploads).cpu()
-        self.memory = {n: tensors[f"memory/{n}"].to(t.device) for n, t in self.memory.items()}
-        for s in range(len(self.states)):
-            prefix = f"state/{s}/"
-            self.states[s] = {
-                n.removeprefix(prefix): t.to(self.device)
-                for n, t in tensors.items()
-                if n.startswith(prefix)
-            }
+        """Go back to a checkpoint (`tensors`)."""
+        memory = self.placement.own_rows({n: tensors[MEMORY + n] for n in self.memory})
+        states: list[State] = []
+        for s in range(len(self.servers)):
+            prefix = f"{STATE}{s}/"
+            own = {n: t for n, t in tensors.items() if n.startswith(prefix)}
+            states.append({n.removeprefix(prefix): t for n, t in own.items()})
+        if UPLOADS in tensors:
+            self.uploads = tensors[UPLOADS].cpu().numpy().copy()
+        self.set_state(memory, states, round_index)
+        self.stopped = set(stopped)
+
+    def set_state(self, memory: Message, states: Sequence[State], rounds: int) -> None:
+        """Take over what clients of this process and servers held after some rounds."""
+        self.round = rounds
+        self.moves += 1
+        self.memory = {n: memory[n].to(t.device) for n, t in self.memory.items()}
+        for server, state in zip(self.servers, states, strict=True):
+            server.state = {n: t.to(self.device) for n, t in state.items()}
         counts = self.memory.get(STEPS)
-        if counts is None:
-            self._even = True
-        else:
-            parts = [set(counts[own].tolist()) for own in self.cohort.blocks]
-            self._even = all(len(part) == 1 for part in parts)
+        blocks = [] if counts is None else [set(counts[b].tolist()) for b in self.cohort.blocks]
+        self.even = all(len(block) == 1 for block in blocks)
 
 
-def _of_clients(view: Local, clients: range) -> Local:
-    """A view of some of the clients, in a run of consecutive ones."""
-    cut = slice(clients.start, clients.stop)
-
-    def rows(message: Message) -> Message:
-        return {name: tensor[cut] for name, tensor in message.items()}
-
-    return replace(
-        view,
-        cohort=view.cohort.take(list(clients)),
-        params=rows(view.params),
-        received=rows(view.received),
-        memory=rows(view.memory),
-    )
+def _stacked_parameters(networks: Sequence[Backbone], members: Sequence[Sequence[int]]) -> Message:
+    """Return the initial parameters of every client: those of its federation."""
+    initial = [{n: p.detach() for n, p in net.named_parameters()} for net in networks]
+    return {
+        name: torch.cat(
+            [
+                own[name].expand(len(clients), *own[name].shape[1:])
+                for own, clients in zip(initial, members, strict=True)
+            ]
+        )
+        for name in initial[0]
+    }
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device; without bound where the system does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
-        return 1024 * int(free)
-    except (OSError, ValueError):
-        return sys.maxsize
-
-
-def network_shape(settings: Settings, features: int, classes: int) -> Shape:
-    assert settings.hidden is not None
-    assert settings.dropout is not None
-    assert settings.input_dropout is not None
-    return Shape(
-        features=features,
-        classes=classes,
-        hidden=settings.hidden,
-        layers=settings.layers,
-        dropout=settings.dropout,
-        input_dropout=settings.input_dropout,
-        heads=settings.heads,
-        hops=settings.hops,
-    )
-
-
-def _stack(messages: Sequence[Message]) -> Message:
-    return {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
+def _rows_of(message: Message, rows: list[int], clients: list[int]) -> Uploads | None:
+    """Return some rows as the uploads of these clients; None without any."""
+    if not rows:
+        return None
+    together = rows == list(range(rows[0], rows[-1] + 1))
+    cut = slice(rows[0], rows[-1] + 1) if together else rows
+    return Uploads(tuple(clients), {n: t[cut] for n, t in message.items()})

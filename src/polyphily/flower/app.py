@@ -1,4 +1,4 @@
-"""The Flower app: rounds over Flower's grid at the server, answers at a site."""
+"""The Flower app: messages over Flower's grid at the server, replies to them at a site."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from polyphily.errors import PolyphilyError
-from polyphily.flower import deployment
-from polyphily.flower.server import Answer
-from polyphily.flower.site import Site, SiteGraph
+from polyphily.flower import flwr_internals
+from polyphily.flower.deployment import Bundle, Deployment
+from polyphily.flower.joining import Answer
+from polyphily.flower.site import Site
+from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import Parcel, WireError
 
-TYPE = "train"  # the kind of Flower message that all of ours are
+MESSAGE_TYPE = "train"  # Flower's type of all messages of this app
 FACTS, TENSORS, BLOB, JSON = "facts", "tensors", "safetensors", "json"
-POLL = 0.2
+POLL = 0.2  # seconds
+ErrorCode = flwr_internals.error_codes()
 UNREACHED = (
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -27,31 +29,35 @@ UNREACHED = (
 
 
 def to_records(parcel: Parcel) -> RecordDict:
+    """Pack a parcel as the content of a Flower message."""
     text, blob = parcel.pack()
     array = Array(dtype="uint8", shape=(len(blob),), stype=BLOB, data=blob)
     return RecordDict({FACTS: ConfigRecord({JSON: text}), TENSORS: ArrayRecord({BLOB: array})})
 
 
 def raw_parts(records: RecordDict) -> tuple[str, bytes]:
-    """The text and the bytes in a message's content, unread.
+    """Return the text and the bytes of a message's content, without parsing them.
 
     Raises:
-        WireError: where the content is of another form.
+        WireError: if the content has another form.
     """
     try:
         text, array = records[FACTS][JSON], records[TENSORS][BLOB]
     except (KeyError, TypeError):
-        raise WireError("a message of another form than Polyphily's") from None
+        raise WireError("the message does not have the form of Polyphily's messages") from None
     if not isinstance(text, str) or not isinstance(array, Array) or array.stype != BLOB:
-        raise WireError("a message of another form than Polyphily's")
+        raise WireError("the message does not have the form of Polyphily's messages")
     return text, array.data
 
 
+# At the server ---------------------------------------------------------------------------------
+
+
 class GridTransport:
-    """Messages over Flower's grid.
+    """A transport (`joining.Transport`) over Flower's grid.
 
     Args:
-        grid: Flower's.
+        grid: given by Flower.
         sites: the sites' names by public key.
     """
 
@@ -59,7 +65,7 @@ class GridTransport:
         self.grid, self.sites = grid, sites
 
     def _nodes(self) -> dict[str, int]:
-        """The connected sites, by name. A node whose key is not ours is nobody."""
+        """Return the node numbers of connected sites by name. Unknown keys are ignored."""
         return {
             self.sites[node.public_key]: node.node_id
             for node in self.grid.get_nodes()
@@ -70,32 +76,36 @@ class GridTransport:
         return set(self._nodes())
 
     def ask(self, messages: Mapping[str, Parcel], timeout: float) -> Iterator[tuple[str, Answer]]:
-        """As `Transport.ask`: a site that is away is asked as soon as it is back."""
+        """Send messages and yield answers, as `Transport.ask`.
+
+        A site that is offline gets its message as soon as it is connected again.
+        """
         deadline = time.monotonic() + timeout
-        asked: dict[str, str] = {}  # id of a message without answer yet: site
-        done: set[str] = set()
-        while len(done) < len(messages) and (left := deadline - time.monotonic()) > 0:
-            away = messages.keys() - done - set(asked.values())
-            if away:
+        pending: dict[str, str] = {}  # site by the id of a message without an answer
+        answered: set[str] = set()
+        while len(answered) < len(messages) and (left := deadline - time.monotonic()) > 0:
+            unsent = messages.keys() - answered - set(pending.values())
+            if unsent:
                 nodes = self._nodes()
-                for site in sorted(away & nodes.keys()):
-                    asked[self._push(messages[site], nodes[site], left)] = site
-            for reply in self.grid.pull_messages(list(asked)) if asked else ():
-                site = asked.pop(reply.metadata.reply_to_message_id)
+                for site in sorted(unsent & nodes.keys()):
+                    pending[self._push(messages[site], nodes[site], left)] = site
+            for reply in self.grid.pull_messages(list(pending)) if pending else ():
+                site = pending.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error() and reply.error.code in UNREACHED:
-                    continue
-                done.add(site)
-                yield site, _answer(reply)
+                    continue  # it is sent again
+                answered.add(site)
+                yield site, _to_answer(reply)
             time.sleep(POLL)
 
     def _push(self, parcel: Parcel, node: int, seconds: float) -> str:
+        """Send a message that is valid for some seconds; return its id."""
         number = str(parcel.facts.get("round", ""))
-        message = Message(to_records(parcel), node, TYPE, ttl=seconds, group_id=number)
-        (identity,) = self.grid.push_messages([message])
-        return str(identity)
+        message = Message(to_records(parcel), node, MESSAGE_TYPE, ttl=seconds, group_id=number)
+        (message_id,) = self.grid.push_messages([message])
+        return str(message_id)
 
 
-def _answer(reply: Message) -> Answer:
+def _to_answer(reply: Message) -> Answer:
     if reply.has_error():
         return Answer(error=str(reply.error.reason or "failed without a reason"))
     try:
@@ -105,22 +115,28 @@ def _answer(reply: Message) -> Answer:
 
 
 def serve(grid: Grid, context: Context) -> None:
-    """What Flower runs at the server: a run that was laid out in the server's folder."""
-    own = deployment.Deployment.of_environment()
+    """Run the run that the app's configuration names; create one if it names none.
+
+    Flower calls this at the server.
+    """
+    deployment = Deployment.of_environment()
     config = context.run_config
-    name = str(config["run"]) or own.new_run(
+    name = str(config["run"]) or deployment.new_run(
         str(config["method"]), {"rounds": int(config["rounds"])}, {}
     )
-    own.conduct(name, GridTransport(grid, own.public_keys()))
+    deployment.conduct(name, GridTransport(grid, deployment.public_keys()))
 
 
-def answer_with(site: Site, message: Message, report: Callable[[str], None]) -> Message:
-    """A site's reply to a message: its answer, or in words why there is none."""
+# At a site -------------------------------------------------------------------------------------
+
+
+def make_reply(site: Site, message: Message, report: Callable[[str], None]) -> Message:
+    """Return a site's reply to a message: its answer, or an error with the reason."""
     try:
         asked = Parcel.unpack(*raw_parts(message.content))
-        what = asked.facts.get("kind")
+        kind = asked.facts.get("kind")
         reply = to_records(site.answer(asked))
-        report(f"{what} {asked.facts.get('round', '')}".strip())
+        report(f"{kind} {asked.facts.get('round', '')}".strip())
         return Message(reply, reply_to=message)
     except (WireError, PolyphilyError) as error:
         reason = str(error)
@@ -131,8 +147,12 @@ def answer_with(site: Site, message: Message, report: Callable[[str], None]) -> 
 
 
 def respond(message: Message, context: Context) -> Message:
-    """What Flower's own SuperNode runs at a site: `--node-config 'bundle="…" graph="…"'`."""
-    bundle = deployment.Bundle(Path(str(context.node_config["bundle"])))
+    """Reply to a message from a site that runs Flower's own SuperNode.
+
+    Flower calls this at the site. The SuperNode is started with
+    `--node-config 'bundle="…" graph="…"'`.
+    """
+    bundle = Bundle(Path(str(context.node_config["bundle"])))
     graph = SiteGraph.read(Path(str(context.node_config["graph"])))
     site = Site(bundle.name, graph, bundle.path, identity=bundle.identity())
-    return answer_with(site, message, lambda _: None)
+    return make_reply(site, message, lambda _: None)

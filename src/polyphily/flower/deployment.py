@@ -1,11 +1,13 @@
-"""The server's folder and the sites' bundles: what `polyphily server` and `site` work with.
+"""The server's folder and the sites' bundles, which `polyphily server` and `site` work with.
+
+The server's folder holds:
 
 config.toml          address, sites, and the usual training settings
 ca.crt, ca.key       the federation's own certificate authority
 server.crt, .key     the server's certificate
 sites/NAME.pub       each site's public key
-bundles/NAME/        what a site gets: site.toml, ca.crt, its own key, the public keys of all sites
-                     (sites/NAME.pub); to be moved there
+bundles/NAME/        a site's bundle, to be moved to the site: site.toml, ca.crt, its private key
+                     site.key and the public keys of all sites (sites/NAME.pub)
 flower/              Flower's own files: database, log
 runs/NAME/           one folder per run
 """
@@ -27,34 +29,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyphily.errors import PolyphilyError, UserError, missing_package, unknown
+from polyphily.flower import flwr_internals
 from polyphily.runs.folder import RunFolder, to_toml, write_text
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    from polyphily.core.method import Method
     from polyphily.core.settings import Settings
-    from polyphily.flower.keys import Identity
+    from polyphily.flower.joining import Emit, Policy, Transport
+    from polyphily.flower.keys import Identity, KeyPair
     from polyphily.flower.plan import Plan
-    from polyphily.flower.server import Policy, Transport
 
 CONFIG, SITE, PLAN, REQUEST = "config.toml", "site.toml", "plan.json", "request.json"
-ENVIRONMENT = "POLYPHILY_SERVER"
-DATASET = "sites"  # what summaries call graphs that nobody here has seen
+ENVIRONMENT = "POLYPHILY_SERVER"  # environment variable: the server's folder
+KIND = "files"  # the kind of data that defaults are chosen for
+DATASET = "sites"  # name of the data in summaries: the server does not see the graphs
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLICY = ("min_sites", "timeout", "repeats", "join_timeout")
 OWN = ("sites", "host", "port", "control_port", "classes", "split", "normalize", "seed", *POLICY)
 
 
 def require_flower() -> None:
-    """Says how to get Flower where it is missing."""
-    try:
-        import flwr.supercore  # noqa: F401
-    except ImportError:
-        raise missing_package("flwr", "flower", "training across sites") from None
+    """Check that Flower is installed.
+
+    Raises:
+        UserError: if it is not, with the command that installs it.
+    """
+    if not flwr_internals.is_installed():
+        raise missing_package("flwr", "flower", "training across sites")
 
 
 def quiet_flower() -> None:
-    """Flower's settings for a closed house: no telemetry, no calls home, its tools found."""
+    """Turn off Flower's telemetry and update check, log warnings only, put its tools on PATH."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
     level = os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
@@ -66,7 +71,7 @@ def quiet_flower() -> None:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A site's folder: who it is, where the server is, its key."""
+    """A site's folder: its name, the server's address, the site's key."""
 
     path: Path
 
@@ -76,7 +81,7 @@ class Bundle:
             return tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError:
             raise UserError(
-                f"{self.path} is no site bundle: it has no {SITE}. "
+                f"{self.path} is not a site bundle: it has no {SITE}. "
                 "The server's operator makes bundles with polyphily server init"
             ) from None
         except tomllib.TOMLDecodeError as error:
@@ -99,24 +104,26 @@ class Bundle:
     def key(self) -> Path:
         return self.path / "site.key"
 
-    def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
-        """The site's key and the public half of it."""
+    def pair(self) -> KeyPair:
+        """Read the site's private key; return it with its public key."""
         from polyphily.flower.keys import read_pair
 
         try:
             return read_pair(self.key)
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.key}: no private key of a site: {error}") from None
+            raise UserError(f"{self.key} is not the private key of a site: {error}") from None
 
     def identity(self) -> Identity:
-        """What the site signs with, and the keys by which it knows the others."""
-        from polyphily.flower.keys import Identity, read_publics
+        """Read the key that the site signs with and the public keys of all sites."""
+        from polyphily.flower.keys import Identity, read_public_keys
 
         private, _ = self.pair()
         try:
-            return Identity(private, read_publics(self.path / "sites"))
+            return Identity(private, read_public_keys(self.path / "sites"))
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.path / 'sites'}: no public keys of sites: {error}") from None
+            raise UserError(
+                f"{self.path / 'sites'} does not hold the public keys of sites: {error}"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -127,31 +134,33 @@ class Deployment:
 
     @classmethod
     def open(cls, path: Path) -> Deployment:
+        """Open a server's folder and check its configuration."""
         if not (path / CONFIG).is_file():
             raise UserError(
-                f"{path} is no server folder: it has no {CONFIG}. "
+                f"{path} is not a server folder: it has no {CONFIG}. "
                 f"Make one: polyphily server init {path} --sites north,south"
             )
-        own = cls(path.resolve())
-        own.config()
-        return own
+        deployment = cls(path.resolve())
+        deployment.config()
+        return deployment
 
     @classmethod
     def of_environment(cls) -> Deployment:
+        """Open the folder that the server's process has put into the environment."""
         return cls.open(Path(os.environ[ENVIRONMENT]))
 
     @classmethod
     def create(
         cls, path: Path, sites: Sequence[str], host: str, port: int, control_port: int
     ) -> Deployment:
-        """Lays out a new server folder with certificates, keys and bundles."""
-        from polyphily.flower import keys
+        """Create a new server folder with certificates, keys and bundles."""
         from polyphily.flower.plan import SITE_NAME
 
         for site in sites:
             if not SITE_NAME.fullmatch(site):
                 raise UserError(
-                    f"'{site}' is no name for a site: use small letters, digits, '-', '_' and '.'"
+                    f"'{site}' cannot be the name of a site: use small letters, digits, '-', '_' "
+                    "and '.'"
                 )
         if not sites or len(set(sites)) < len(sites):
             raise UserError("--sites: name each site once, at least one: --sites north,south")
@@ -163,25 +172,8 @@ class Deployment:
             path.chmod(0o700)
         except OSError as error:
             raise UserError(f"cannot write to {path}: {error.strerror}") from None
-        authority_key, server_key = keys.new_key(), keys.new_key()
-        authority = keys.new_authority(authority_key)
-        hosts = list(dict.fromkeys([host, *LOOPBACK]))
-        certificate = keys.new_certificate(server_key, hosts, authority, authority_key)
-        keys.write_private(path / "ca.key", keys.private_pem(authority_key))
-        keys.write_private(path / "server.key", keys.private_pem(server_key))
-        (path / "ca.crt").write_bytes(keys.certificate_pem(authority))
-        (path / "server.crt").write_bytes(keys.certificate_pem(certificate))
-        own_keys = {site: keys.new_key() for site in sites}
-        for site, key in own_keys.items():
-            bundle = path / "bundles" / site
-            bundle.mkdir(mode=0o700)
-            (bundle / "sites").mkdir()
-            keys.write_private(bundle / "site.key", keys.private_openssh(key))
-            for other, known in own_keys.items():
-                (bundle / "sites" / f"{other}.pub").write_bytes(keys.public_openssh(known))
-            (path / "sites" / f"{site}.pub").write_bytes(keys.public_openssh(key))
-            (bundle / "ca.crt").write_bytes(keys.certificate_pem(authority))
-            write_text(bundle / SITE, to_toml({"name": site, "host": host, "port": port}))
+        _write_certificates(path, list(dict.fromkeys([host, *LOOPBACK])))
+        _write_bundles(path, sites, host, port)
         config = {
             "sites": list(sites),
             "host": host,
@@ -189,13 +181,13 @@ class Deployment:
             "control_port": control_port,
             "min_sites": len(sites),
         }
-        write_text(path / CONFIG, to_toml(config) + _MORE)
+        write_text(path / CONFIG, to_toml(config) + _OPTIONAL_ENTRIES)
         return cls(path.resolve())
 
     # Configuration ---------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """What config.toml says, its names and types checked."""
+        """Read config.toml and check the names and types of its entries."""
         from polyphily.core.settings import names
 
         file = self.path / CONFIG
@@ -210,9 +202,14 @@ class Deployment:
         for name in ("sites", "host", "port", "control_port"):
             if name not in entries:
                 raise UserError(f"{file}: no entry '{name}'")
-        for name, kind in (("sites", list), ("classes", list), ("host", str), ("port", int)):
+        for name, kind, noun in (
+            ("sites", list, "a list"),
+            ("classes", list, "a list"),
+            ("host", str, "a string"),
+            ("port", int, "an integer"),
+        ):
             if not isinstance(entries.get(name, kind()), kind):
-                raise UserError(f"{file}: '{name}' is no {kind.__name__}")
+                raise UserError(f"{file}: '{name}' must be {noun}")
         return entries
 
     @property
@@ -220,19 +217,19 @@ class Deployment:
         return [str(site) for site in self.config()["sites"]]
 
     def public_keys(self) -> dict[bytes, str]:
-        """The sites' names by public key."""
+        """Return the sites' names by public key."""
         from polyphily.flower.keys import read_public
 
         return {read_public(self.path / "sites" / f"{site}.pub"): site for site in self.sites}
 
     @property
     def control(self) -> str:
-        """Where this machine's own commands reach the server."""
+        """The address at which commands on this machine reach the server."""
         return f"127.0.0.1:{self.config()['control_port']}"
 
     @property
     def instance_file(self) -> Path:
-        """Names the server process that is running, or ran last."""
+        """The file with the id of the server process that is running, or ran last."""
         return self.path / "flower" / "instance"
 
     @property
@@ -245,51 +242,55 @@ class Deployment:
     def new_run(
         self, method: str, settings: Mapping[str, Any], hyperparameters: Mapping[str, Any]
     ) -> str:
-        """Lays out a run; its name. Everything that can be checked before a site is asked is."""
-        from polyphily.core import sampling
+        """Create the folder of a new run and return the run's name.
+
+        Settings are checked first, as far as that is possible without the sites.
+        """
         from polyphily.core.method import create
+        from polyphily.core.sampling import check_sampling
         from polyphily.core.settings import from_mapping, names
         from polyphily.flower.plan import check_for_flower
-        from polyphily.privacy import differential as privacy
+        from polyphily.privacy.differential import check_privacy
+        from polyphily.runtime.network import complete
 
-        config = self.config()
-        asked = {k: v for k, v in config.items() if k in names()} | {
-            k: v for k, v in settings.items() if k in names()
-        }
-        own = {k: v for k, v in config.items() if k in OWN} | {
-            k: v for k, v in settings.items() if k in OWN
-        }
+        entries = {**self.config(), **settings}
+        asked = {k: v for k, v in entries.items() if k in names()}
         check_for_flower(from_mapping(asked))
-        made = create(method, hyperparameters)
-        sampling.check(made, from_mapping(asked))
-        privacy.check(made, from_mapping(asked), len(self.sites))
-        policy = {name: own[name] for name in POLICY if name in own}
+        instance = create(method, hyperparameters)
+        example = complete(from_mapping(asked), instance, KIND, "accuracy")
+        check_sampling(instance, example)
+        check_privacy(instance, example, len(self.sites))
+        policy = {name: entries[name] for name in POLICY if name in entries}
         policy.setdefault("min_sites", len(self.sites))
         make_policy(policy, len(self.sites))
         request = {
-            "method": made.name,
-            "hyperparameters": dataclasses.asdict(made),
+            "method": instance.name,
+            "hyperparameters": dataclasses.asdict(instance),
             "settings": asked,
             "sites": self.sites,
-            "classes": own.get("classes", []),
-            "split": own.get("split", ""),
-            "normalize": own.get("normalize", "none"),
-            "seed": own.get("seed", 0),
+            "classes": entries.get("classes", []),
+            "split": entries.get("split", ""),
+            "normalize": entries.get("normalize", "none"),
+            "seed": entries.get("seed", 0),
             "policy": policy,
         }
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{made.name}"
+        folder = RunFolder(self.path / "runs" / self._new_name(instance.name))
+        config = {"method": instance.name, "dataset": DATASET, "seeds": [request["seed"]], **asked}
+        folder.create({**config, "engine": "flower", "set": request["hyperparameters"]}, [])
+        write_text(folder.path / REQUEST, json.dumps(request, indent=2) + "\n")
+        return folder.path.name
+
+    def _new_name(self, method: str) -> str:
+        """Return an unused name for a run, made of the time and the method's name."""
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
         name, number = stem, 1
         while (self.path / "runs" / name).exists():
             number += 1
             name = f"{stem}-{number}"
-        folder = RunFolder(self.path / "runs" / name)
-        config = {"method": made.name, "dataset": DATASET, "seeds": [request["seed"]], **asked}
-        folder.create({**config, "engine": "flower", "set": request["hyperparameters"]}, [])
-        write_text(folder.path / REQUEST, json.dumps(request, indent=2) + "\n")
         return name
 
     def run_folder(self, name: str | None = None) -> RunFolder:
-        """A run's folder; the latest unless named."""
+        """Return the folder of a run, the latest unless one is named."""
         from polyphily.flower.plan import RUN_NAME
 
         runs = sorted(p.name for p in (self.path / "runs").iterdir() if (p / REQUEST).exists())
@@ -306,21 +307,30 @@ class Deployment:
         transport: Transport,
         progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Runs a run that was laid out, from its beginning or from its checkpoint.
+        """Run a run that `new_run` has created, from its beginning or from its checkpoint.
+
+        Args:
+            name: the run's.
+            transport: sends messages to the sites.
+            progress: called with the record of every complete round.
+
+        Returns:
+            The summary.
 
         Raises:
-            PolyphilyError: when it cannot go on; the events say so, too.
+            PolyphilyError: if the run cannot go on. The reason is also written to the events.
         """
-        from polyphily.flower.server import Coordinator, log_to
+        from polyphily.flower.joining import event_writer
+        from polyphily.flower.server import Coordinator
 
         folder = self.run_folder(name)
         request = json.loads((folder.path / REQUEST).read_text(encoding="utf-8"))
         policy = make_policy(request["policy"], len(request["sites"]))
-        emit = log_to(folder)
-        with _alone(folder.path / "lock"):
+        emit = event_writer(folder)
+        with _locked(folder.path / "lock"):
             emit("started", sites=request["sites"])
             try:
-                plan = self._plan(folder, request, policy, transport)
+                plan = self._plan(folder, request, policy, transport, emit)
                 return Coordinator(plan, transport, folder, policy, emit, progress).go()
             except PolyphilyError as error:
                 emit("failed", reason=str(error))
@@ -330,37 +340,42 @@ class Deployment:
                 raise
 
     def _plan(
-        self, folder: RunFolder, request: Mapping[str, Any], policy: Policy, transport: Transport
+        self,
+        folder: RunFolder,
+        request: Mapping[str, Any],
+        policy: Policy,
+        transport: Transport,
+        emit: Emit,
     ) -> Plan:
-        """What was agreed on: from the file of a run that began already, else with the sites."""
+        """Read the plan of a run that has begun already, or agree on one with the sites."""
         from polyphily.core.method import create
         from polyphily.core.settings import from_mapping
+        from polyphily.flower.joining import gather
         from polyphily.flower.plan import Plan, agree
-        from polyphily.flower.server import gather, log_to
-        from polyphily.privacy import differential as privacy
+        from polyphily.privacy.differential import check_privacy
 
         file = folder.path / PLAN
         if file.exists():
             plan = Plan.from_json(json.loads(file.read_text(encoding="utf-8")))
-            gather(transport, plan.sites, policy, log_to(folder))
+            gather(transport, plan.sites, policy, emit)
             return plan
-        found = gather(transport, request["sites"], policy, log_to(folder))
-        schema = agree({s: facts["schema"] for s, facts in found.items()}, request["classes"])
+        joined = gather(transport, request["sites"], policy, emit)
+        schema = agree({s: facts["schema"] for s, facts in joined.items()}, request["classes"])
         method = create(request["method"], request["hyperparameters"])
-        settings = filled(
+        settings = complete_for_sites(
             from_mapping(request["settings"]),
-            method.backbone,
-            dense=all(facts["dense"] for facts in found.values()),
+            method,
+            dense=all(facts["dense"] for facts in joined.values()),
             classes=len(schema.classes),
         )
-        privacy.check(method, settings, len(found))
+        check_privacy(method, settings, len(joined))
         plan = Plan(
             run=folder.path.name,
             method=method.name,
             hyperparameters=request["hyperparameters"],
             settings=settings,
             schema=schema,
-            sites=tuple(found),
+            sites=tuple(joined),
             split=request["split"],
             normalize=request["normalize"],
             seed=request["seed"],
@@ -369,16 +384,48 @@ class Deployment:
         return plan
 
 
+def _write_certificates(path: Path, hosts: Sequence[str]) -> None:
+    """Write a new certificate authority and a server certificate that it has signed."""
+    from polyphily.flower import keys
+
+    authority_key, server_key = keys.new_key(), keys.new_key()
+    authority = keys.new_authority(authority_key)
+    certificate = keys.new_certificate(server_key, hosts, authority, authority_key)
+    keys.write_private(path / "ca.key", keys.private_pem(authority_key))
+    keys.write_private(path / "server.key", keys.private_pem(server_key))
+    (path / "ca.crt").write_bytes(keys.certificate_pem(authority))
+    (path / "server.crt").write_bytes(keys.certificate_pem(certificate))
+
+
+def _write_bundles(path: Path, sites: Sequence[str], host: str, port: int) -> None:
+    """Generate a key pair for every site and write the sites' bundles."""
+    from polyphily.flower import keys
+
+    private_keys = {site: keys.new_key() for site in sites}
+    public_keys = {site: keys.public_openssh(key) for site, key in private_keys.items()}
+    for site, key in private_keys.items():
+        bundle = path / "bundles" / site
+        bundle.mkdir(mode=0o700)
+        (bundle / "sites").mkdir()
+        keys.write_private(bundle / "site.key", keys.private_openssh(key))
+        for other, public in public_keys.items():
+            (bundle / "sites" / f"{other}.pub").write_bytes(public)
+        (path / "sites" / f"{site}.pub").write_bytes(public_keys[site])
+        (bundle / "ca.crt").write_bytes((path / "ca.crt").read_bytes())
+        write_text(bundle / SITE, to_toml({"name": site, "host": host, "port": port}))
+
+
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Waits until no other process conducts the same run: a killed server's may linger."""
+def _locked(file: Path) -> Iterator[None]:
+    """Wait until no other process runs the same run; one of a killed server may still do so."""
     with file.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def make_policy(entries: Mapping[str, Any], sites: int) -> Policy:
-    from polyphily.flower.server import Policy
+    """Create the policy of a run with so many sites from its entries in a request."""
+    from polyphily.flower.joining import Policy
 
     if int(entries["min_sites"]) > sites:
         raise UserError(
@@ -387,24 +434,25 @@ def make_policy(entries: Mapping[str, Any], sites: int) -> Policy:
     return Policy(**entries)
 
 
-def filled(settings: Settings, backbone: str | None, *, dense: bool, classes: int) -> Settings:
-    """Settings with nothing left open, for graphs in files."""
-    from polyphily.core.recipes import fill
+def complete_for_sites(
+    settings: Settings, method: Method, *, dense: bool, classes: int
+) -> Settings:
+    """Fill in all settings that were not given, with the defaults for graphs in files."""
+    from polyphily.core.metrics import check_metric
+    from polyphily.runtime.network import complete
 
-    chosen = dataclasses.replace(settings, backbone=settings.backbone or backbone)
-    complete = fill(chosen, "files", "accuracy", dense=dense)
-    complete.check()
-    if complete.metric == "auc" and classes != 2:
-        raise UserError(f"metric auc needs two classes, the sites have {classes}")
-    return complete
+    found = complete(settings, method, KIND, "accuracy", dense=dense)
+    found.check()
+    check_metric(found.metric or "accuracy", classes, "the sites' data")
+    return found
 
 
-_MORE = """
+_OPTIONAL_ENTRIES = """
 # timeout = 600         # seconds a site has for a round
-# repeats = 2           # how often a round with fewer than min_sites answers is asked again
+# repeats = 2           # how often a round with fewer than min_sites answers is repeated
 # join_timeout = 600    # seconds to wait for the sites before the first round
-# classes = ["no", "yes"]   # all labels, where a site may lack some
-# split = "0.6,0.2,0.2"     # how sites split their nodes; their own split column wins
-# normalize = "standard"    # what sites do with their features: none, row, standard
-# rounds = 50               # and every other setting of polyphily run
+# classes = ["no", "yes"]   # all labels; needed if a site may lack some of them
+# split = "0.6,0.2,0.2"     # split of the nodes at sites whose data has no split of its own
+# normalize = "standard"    # normalisation of the features at the sites: none, row, standard
+# rounds = 50               # and any other setting of polyphily run
 """

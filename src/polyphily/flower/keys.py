@@ -1,4 +1,4 @@
-"""Certificates for the server and key pairs for the sites."""
+"""TLS certificates for the server and key pairs for the sites."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -15,17 +16,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+KeyPair: TypeAlias = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 VALID = dt.timedelta(days=3 * 365)
 _ISSUER = "Polyphily federation"
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A key on P-384, the curve that Flower signs with."""
+    """Generate a private key on P-384, the curve that Flower uses."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Writes a file that nobody but its owner can read, at no moment."""
+    """Write a new file with mode 0600, created with that mode so that others can never read it."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
@@ -42,7 +44,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def private_openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The form in which Flower reads a site's private key."""
+    """Return a private key in the format in which Flower reads it."""
     return bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -60,17 +62,17 @@ def public_openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_public(file: Path) -> bytes:
-    """A public key as Flower sends it over the network (PEM)."""
+    """Read a public key and return it as PEM, as Flower sends it over the network."""
     key = serialization.load_ssh_public_key(file.read_bytes())
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return bytes(key.public_bytes(serialization.Encoding.PEM, form))
 
 
-def read_pair(file: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
-    """A site's private key and the public key that belongs to it.
+def read_pair(file: Path) -> KeyPair:
+    """Read a site's private key; return it with its public key.
 
     Raises:
-        ValueError: where the file holds no elliptic-curve key.
+        ValueError: if the file holds no elliptic-curve key.
     """
     key = serialization.load_ssh_private_key(file.read_bytes(), password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -80,33 +82,33 @@ def read_pair(file: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurveP
 
 @dataclass(frozen=True)
 class Identity:
-    """What a site signs with, and how it knows the other sites' signatures.
+    """The key that a site signs with, and the keys that verify the other sites' signatures.
 
     Attributes:
         private: the site's own key.
-        publics: every site's public key, by name.
+        public_keys: every site's public key, by name.
     """
 
     private: ec.EllipticCurvePrivateKey
-    publics: Mapping[str, ec.EllipticCurvePublicKey]
+    public_keys: Mapping[str, ec.EllipticCurvePublicKey]
 
-    def sign(self, words: bytes) -> bytes:
-        return bytes(self.private.sign(words, ec.ECDSA(hashes.SHA384())))
+    def sign(self, content: bytes) -> bytes:
+        return bytes(self.private.sign(content, ec.ECDSA(hashes.SHA384())))
 
-    def knows(self, site: str, words: bytes, signature: bytes) -> bool:
-        """Whether it was that site that signed these words."""
+    def verify(self, site: str, content: bytes, signature: bytes) -> bool:
+        """Return whether a site has signed the content; False for an unknown site."""
         try:
-            self.publics[site].verify(signature, words, ec.ECDSA(hashes.SHA384()))
+            self.public_keys[site].verify(signature, content, ec.ECDSA(hashes.SHA384()))
         except (KeyError, InvalidSignature):
             return False
         return True
 
 
-def read_publics(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
-    """The sites' public keys in a folder, by name; none where there is no such folder.
+def read_public_keys(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+    """Read the sites' public keys in a folder, by name; empty if there is no such folder.
 
     Raises:
-        ValueError: where a file holds no elliptic-curve key.
+        ValueError: if a file holds no elliptic-curve key.
     """
     found = {}
     for file in sorted(folder.glob("*.pub")):
@@ -118,7 +120,7 @@ def read_publics(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
 
 
 def new_authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    """A self-signed certificate authority for one federation."""
+    """Create a self-signed certificate authority for one federation."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _ISSUER)])
     usage = x509.KeyUsage(
         digital_signature=True,
@@ -146,12 +148,12 @@ def new_certificate(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    """A server's certificate for the names and addresses in `hosts`."""
+    """Create a server's certificate for the names and addresses in `hosts`."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     return (
         _builder(name, authority.subject, key)
-        .add_extension(x509.SubjectAlternativeName([_alternative(h) for h in hosts]), False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
         .add_extension(issuer_key, critical=False)
@@ -178,7 +180,7 @@ def _builder(
     )
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the server and the sites of a run agree on before they train."""
+"""The plan of a run: what the server and the sites agree on before they train."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from polyphily.core.local import Message
 from polyphily.core.method import Method, create
-from polyphily.core.optimizers import OptimizerSpec
 from polyphily.core.settings import Settings, from_mapping
-from polyphily.engines.simulation import network_shape
 from polyphily.errors import UserError
 from polyphily.graphs.files.client import is_whole, listed
-from polyphily.graphs.random import derive
 from polyphily.nn.backbones import Backbone
+from polyphily.runtime.network import build_network
+from polyphily.runtime.server import Server
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 SITE_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
@@ -28,10 +24,10 @@ SITE_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 
 @dataclass(frozen=True)
 class Schema:
-    """What a site's files hold, in names: what all sites must have alike.
+    """The feature columns and the labels of a site's graph. All sites must have the same.
 
     Attributes:
-        features: names of the feature columns; empty where the format has none.
+        features: names of the feature columns; empty if the file format has no names.
         width: number of feature columns.
         classes: label names.
     """
@@ -42,47 +38,50 @@ class Schema:
 
     @property
     def digest(self) -> str:
-        """Equal for sites that can train together, whatever the order of their columns."""
+        """A hash that is equal for sites that can train together, in any order of columns."""
         columns = sorted(self.features) if self.features else self.width
         text = json.dumps([columns, sorted(self.classes)])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def agree(schemas: Mapping[str, Schema], classes: Sequence[str] = ()) -> Schema:
-    """The schema that all sites share: columns in the first site's order, classes sorted.
+    """Return the schema that all sites share: columns in the first site's order, classes sorted.
 
     Args:
         schemas: by site.
-        classes: all label names there may be; without them every site must hold the same ones.
+        classes: all label names. Without them, every site must have the same labels.
 
     Raises:
-        UserError: naming the sites, and the columns or labels in which they differ.
+        UserError: if sites differ, naming the sites and the columns or labels.
     """
-    (first, model), *others = schemas.items()
+    (first, reference), *others = schemas.items()
     for site, schema in others:
-        if schema.features and model.features:
-            _same("feature columns", first, model.features, site, schema.features)
-        elif schema.width != model.width:
+        if schema.features and reference.features:
+            _check_same("feature columns", first, reference.features, site, schema.features)
+        elif schema.width != reference.width:
             raise UserError(
-                f"sites '{first}' and '{site}' have {model.width} and {schema.width} features: "
+                f"sites '{first}' and '{site}' have {reference.width} and {schema.width} features: "
                 "give all sites the same features"
             )
     if classes:
         for site, schema in schemas.items():
-            strange = [name for name in schema.classes if name not in classes]
-            if strange:
+            unlisted = [name for name in schema.classes if name not in classes]
+            if unlisted:
                 raise UserError(
-                    f"site '{site}' has labels that the server's list of classes does not: "
-                    f"{listed(strange)}. The list: {listed(classes, 50)}"
+                    f"site '{site}' has labels that the server's list of classes lacks: "
+                    f"{listed(unlisted)}. The list: {listed(classes, 50)}"
                 )
-        return dataclasses.replace(model, classes=tuple(classes))
+        return dataclasses.replace(reference, classes=tuple(classes))
     for site, schema in others:
-        _same("labels", first, model.classes, site, schema.classes)
-    key = int if all(map(is_whole, model.classes)) else None
-    return dataclasses.replace(model, classes=tuple(sorted(model.classes, key=key)))
+        _check_same("labels", first, reference.classes, site, schema.classes)
+    key = int if all(map(is_whole, reference.classes)) else None
+    return dataclasses.replace(reference, classes=tuple(sorted(reference.classes, key=key)))
 
 
-def _same(what: str, first: str, ours: Sequence[str], second: str, theirs: Sequence[str]) -> None:
+def _check_same(
+    what: str, first: str, ours: Sequence[str], second: str, theirs: Sequence[str]
+) -> None:
+    """Raise a UserError that lists what only one of two sites has, if they differ."""
     only = [
         f"{listed(names)} only at '{site}'"
         for site, names in (
@@ -104,17 +103,17 @@ def _same(what: str, first: str, ours: Sequence[str], second: str, theirs: Seque
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as every party knows it.
+    """A run as the server and all sites know it.
 
     Attributes:
-        run: the run's name, which also names files at the sites.
-        method: its name.
+        run: name of the run, also used for files at the sites.
+        method: name of the method.
         hyperparameters: of the method.
-        settings: with every knob filled in.
+        settings: with every setting filled in.
         schema: columns and classes.
-        sites: who takes part, in the order of client numbers.
-        split: how a site draws its split, or empty for its own, else 0.6,0.2,0.2.
-        normalize: what a site does with its features.
+        sites: the sites that take part, in the order of client numbers.
+        split: fractions of the split that sites draw. Empty: a site's own split, or 0.6,0.2,0.2.
+        normalize: normalisation of the features at the sites.
         seed: of initial parameters, splits and draws.
     """
 
@@ -133,10 +132,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """A plan from what came over the network, every part of it checked.
+        """Read a plan that came over the network and check every part of it.
 
         Raises:
-            UserError: for a method, a setting or a name that cannot be.
+            UserError: if a part is missing or not valid.
         """
         try:
             schema = data["schema"]
@@ -158,55 +157,32 @@ class Plan:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the server sent a plan that cannot be read: {error!r}") from None
         if not RUN_NAME.fullmatch(plan.run):
-            raise UserError(f"the server sent a run name that is none: {plan.run[:80]!r}")
+            raise UserError(f"the server sent a run name that is not valid: {plan.run[:80]!r}")
         plan.make_method()
         return plan
 
     def make_method(self) -> Method:
         return create(self.method, self.hyperparameters)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.settings.dtype)
-        return found
+    def network(self) -> Backbone:
+        """Build the network with its initial parameters, the same at the server and all sites."""
+        width, classes = self.schema.width, len(self.schema.classes)
+        return build_network(self.make_method(), self.settings, width, classes, self.seed)
 
-    def network(self, method: Method) -> Backbone:
-        """The network with its initial parameters: the same everywhere, from the seed."""
-        assert self.settings.backbone is not None
-        shape = network_shape(self.settings, self.schema.width, len(self.schema.classes))
-        network = method.build(
-            self.settings.backbone, shape, derive(self.seed, "initial parameters")
-        )
-        return network.to(dtype=self.dtype)
-
-    def optimizer(self) -> OptimizerSpec:
-        settings = self.settings
-        assert settings.optimizer is not None
-        assert settings.lr is not None
-        assert settings.weight_decay is not None
-        return OptimizerSpec(
-            kind=settings.optimizer,
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            momentum=settings.momentum,
-            clip=settings.clip,
-            keep=bool(settings.keep_optimizer),
-        )
-
-
-def initial_parameters(network: Backbone) -> Message:
-    """Stacked over one client."""
-    return {name: value.detach().clone() for name, value in network.named_parameters()}
+    def server(self) -> Server:
+        """Create the server of the run, in its state before the first round."""
+        method, network = self.make_method(), self.network()
+        return Server(method, network, self.settings, len(self.sites), self.seed)
 
 
 def check_for_flower(settings: Settings) -> None:
-    """Refuses knobs that only a simulation has."""
-    for name, usual, why in (
+    """Raise a UserError if a setting is given that only simulations have."""
+    for name, default, reason in (
         ("participation", 1.0, "every site is asked in every round"),
         ("failures", 0.0, "sites fail by themselves"),
         ("patience", 0, "a run ends after its rounds"),
         ("evaluate_every", 1, "every answer carries its scores"),
     ):
-        if getattr(settings, name) != usual:
+        if getattr(settings, name) != default:
             flag = name.replace("_", "-")
-            raise UserError(f"--{flag} is for simulations: on Flower {why}. Leave it out")
+            raise UserError(f"--{flag} is for simulations: on Flower {reason}. Leave it out")

@@ -1,4 +1,4 @@
-"""Labels for the nodes of a site, from the model that the site keeps to itself."""
+"""Predictions for the nodes of a site, from a model in the site's folder."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyphily.errors import UserError
-from polyphily.flower.site import SavedModel, SiteGraph, Trainer
+from polyphily.flower.site import Prepared
+from polyphily.flower.site_files import SavedModel
+from polyphily.flower.site_graph import SiteGraph
 from polyphily.graphs.graph import Masks
 from polyphily.graphs.loading import _normalize
-from polyphily.runs.run import check_device
+from polyphily.runtime.machine import check_device
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def predict(model: Path, graph: Path, device: str = "cpu") -> pd.DataFrame:
-    """Every node's id, label and the probability of each class, in the order of the file.
+    """Return every node's id, predicted label and class probabilities, in the order of the file.
 
-    The graph need not be the one that was trained on: nodes and edges may have come and gone.
-    Labels in it play no part.
+    Args:
+        model: a model file of a site.
+        graph: the graph to predict. It may have other nodes and edges than the graph that the
+            model was trained on. Labels in it are ignored.
+        device: where to compute.
     """
     import pandas as pd
     import torch
 
     check_device(device)
     saved = SavedModel.load(model)
-    found = SiteGraph.read(graph)
-    agreed = found.agreed(saved.plan.schema)
-    nothing = np.zeros(agreed.num_nodes, dtype=np.bool_)
-    features = _normalize(agreed.features, saved.plan.normalize)
-    prepared = replace(agreed, features=features, masks=Masks(nothing, nothing, nothing))
-    trainer = Trainer(saved.plan, prepared, saved.client, device)
-    logits = trainer.predict(trainer.restored(saved)).cpu()
-    shares = torch.softmax(logits.double(), dim=1).numpy()
+    aligned = SiteGraph.read(graph).aligned(saved.plan.schema)
+    empty = np.zeros(aligned.num_nodes, dtype=np.bool_)
+    features = _normalize(aligned.features, saved.plan.normalize)
+    prepared = replace(aligned, features=features, masks=Masks(empty, empty, empty))
+    site = Prepared.of(saved.plan, prepared, saved.client, device)
+    logits = site.clients.predict(site.restored(saved)).cpu()
+    probabilities = torch.softmax(logits.double(), dim=1).numpy()
     classes = np.array(saved.plan.schema.classes)
-    ids = np.arange(agreed.num_nodes) if agreed.node_ids is None else agreed.node_ids
-    columns = {f"probability {name}": shares[:, c] for c, name in enumerate(classes)}
-    return pd.DataFrame({"id": ids, "label": classes[shares.argmax(axis=1)], **columns})
+    ids = np.arange(aligned.num_nodes) if aligned.node_ids is None else aligned.node_ids
+    columns = {f"probability {name}": probabilities[:, c] for c, name in enumerate(classes)}
+    return pd.DataFrame({"id": ids, "label": classes[probabilities.argmax(axis=1)], **columns})
 
 
 def write(table: pd.DataFrame, file: Path) -> None:
-    """Writes predictions as parquet or CSV, by the file's ending."""
+    """Write predictions as Parquet or CSV, by the ending of the file name."""
     writers = {".parquet": table.to_parquet, ".csv": table.to_csv}
     if file.suffix not in writers:
         raise UserError(f"--out {file}: end the name in .parquet or .csv")

@@ -7,10 +7,10 @@ Two balanced classes y = ±1 on N nodes, and a direction c ~ N(0, I/F):
 
 with sigma = sqrt(d) (2h - 1), that is 2dh/N and 2d(1 - h)/N: average degree d, edge homophily h.
 
-Along c the two classes lie at ±sqrt(mu/N) |c| with standard deviation 1/sqrt(F), so the best
-classifier of features alone is right with probability Phi(sqrt(mu F / N) |c|), where |c| is close
-to 1. The paper gives neither mu nor F. The defaults here, 10 and 100, make that 72 % at N = 3000
-(84 % at 1000, 67 % at 5000): enough to learn from, with room for the graph to help or to harm.
+Along c the two classes lie at ±sqrt(mu/N) |c| with standard deviation 1/sqrt(F). The best
+classifier on features alone therefore has accuracy Phi(sqrt(mu F / N) |c|), where |c| is close to
+1. The paper gives neither mu nor F. With our defaults, 10 and 100, this is 72 % at N = 3000 (84 %
+at 1000, 67 % at 5000): features are informative, and the graph can still help or harm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from polyphily.errors import UserError, unknown
 from polyphily.graphs.graph import Collection, Graph, IntArray
-from polyphily.graphs.partitions import real, whole
+from polyphily.graphs.options import real, whole
 from polyphily.graphs.random import generator
 
 Vector = npt.NDArray[np.float64]
@@ -41,22 +41,22 @@ def sample(
     direction: Vector | None = None,
     name: str = "csbm",
 ) -> Graph:
-    """One graph, in time and memory linear in nodes and edges.
+    """Draw one graph, in time and memory linear in nodes and edges.
 
     Args:
-        nodes: N; the classes differ by one node where it is odd.
+        nodes: N; if it is odd, the classes differ by one node.
         features: F.
         mu: strength of the features.
         degree: d, the expected degree.
         homophily: h, the expected share of edges within a class, in [0, 1].
-        rng: where all randomness comes from.
-        direction: c, `[F]`; drawn where it is not given.
+        rng: the source of all randomness.
+        direction: c, `[F]`; drawn unless given.
         name: the graph's name.
     """
     within, across = 2 * degree * homophily / nodes, 2 * degree * (1 - homophily) / nodes
     if max(within, across) > 1:
         raise UserError(
-            f"degree {degree:g} with homophily {homophily:g} is too much for {nodes} nodes: an "
+            f"degree {degree:g} with homophily {homophily:g} is too large for {nodes} nodes: an "
             f"edge would have probability {max(within, across):.3g}. Lower the degree."
         )
     labels = rng.permutation(np.arange(nodes, dtype=np.int64) % 2)
@@ -77,14 +77,14 @@ def sample(
 
 
 def draw_direction(features: int, rng: np.random.Generator) -> Vector:
-    """c ~ N(0, I/F)."""
+    """Draw c ~ N(0, I/F)."""
     return rng.standard_normal(features) / math.sqrt(features)
 
 
 def _distinct(total: int, probability: float, rng: np.random.Generator) -> IntArray:
-    """A random subset of range(total) that holds every element with the given probability.
+    """Draw a subset of range(total) that holds every element with the given probability.
 
-    Its size is binomial; given the size, all subsets are equally likely.
+    Its size is binomial. Given the size, all subsets are equally likely.
     """
     count = rng.binomial(total, min(probability, 1.0))
     return rng.choice(total, size=count, replace=False, shuffle=False)
@@ -104,13 +104,13 @@ def _pairs_across(
 
 
 def unrank_pairs(index: IntArray) -> IntArray:
-    """The pairs i < j numbered j(j - 1)/2 + i, exact for every index below 2**59.
+    """Return the pairs i < j with number j(j - 1)/2 + i, exact for every index below 2**59.
 
     >>> unrank_pairs(np.array([0, 1, 2, 3])).tolist()
     [[0, 0, 1, 0], [1, 2, 2, 3]]
     """
     high = ((1 + np.sqrt(1 + 8 * index.astype(np.float64))) / 2).astype(np.int64)
-    high -= high * (high - 1) // 2 > index  # the square root may round across a whole number
+    high -= high * (high - 1) // 2 > index  # correct the rounding of the square root
     high += high * (high + 1) // 2 <= index
     return np.stack([index - high * (high - 1) // 2, high])
 
@@ -127,21 +127,22 @@ def sample_federation(
     gap: float | str = 0.8,
     spread: str = "uniform",
 ) -> Collection:
-    """A natural federation of graphs that differ in homophily; numbers may be given as text.
+    """Draw a natural federation of graphs that differ in homophily.
 
-    Client k's graph depends on k and the seed, and on the number of clients only under `even`.
+    Numbers may be given as text. The graph of client k depends on k and the seed; only with
+    `spread="even"` does it depend on the number of clients.
 
     Args:
-        clients: how many; 10 unless told.
+        clients: how many; 10 unless given.
         seed: any whole number from 0.
-        nodes: per client, one number or a range `1000-5000` to draw from.
+        nodes: of each client, one number or a range `1000-5000` to draw from.
         features: F.
         mu: strength of the features.
         degree: the average degree.
-        homophily: the middle of the clients' homophily.
-        gap: the width of the interval around it.
-        spread: `uniform` draws each client's homophily from the interval; `even` spaces them from
-            its lower end (client 0) to its upper.
+        homophily: the middle of the interval of homophily.
+        gap: the width of the interval of homophily.
+        spread: `uniform` draws each client's homophily from the interval; `even` spaces the clients
+            evenly from its lower end (client 0) to its upper end.
     """
     clients = whole("clients", 10 if clients is None else clients, low=1)
     fewest, most = _node_range(nodes)
@@ -168,7 +169,7 @@ def _node_range(nodes: int | str) -> tuple[int, int]:
     fewest = whole("nodes", first, low=2)
     most = whole("nodes", last, low=2) if dash else fewest
     if fewest > most:
-        raise UserError(f"option 'nodes' must be a range from few to many, got {nodes}")
+        raise UserError(f"option 'nodes' must be a range such as 1000-5000, got {nodes}")
     return fewest, most
 
 
@@ -177,7 +178,8 @@ def _homophily_range(homophily: float | str, gap: float | str) -> tuple[float, f
     low, high = middle - width / 2, middle + width / 2
     if low < -1e-9 or high > 1 + 1e-9:
         raise UserError(
-            f"homophily {middle:g} with gap {width:g} reaches from {low:g} to {high:g}, outside 0 "
-            f"to 1: the gap can be at most {2 * min(middle, 1 - middle):g} here."
+            f"homophily {middle:g} with gap {width:g} is an interval from {low:g} to {high:g}, "
+            "which leaves 0 to 1: here the gap can be at most "
+            f"{2 * min(middle, 1 - middle):g}."
         )
     return max(low, 0.0), min(high, 1.0)

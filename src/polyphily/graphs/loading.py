@@ -1,4 +1,4 @@
-"""A federation on the host: the clients' graphs, how they came about, and their splits."""
+"""Loading a federation: the clients' graphs with their splits, and how they were obtained."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from polyphily.graphs.graph import (
     IntArray,
     Masks,
 )
-from polyphily.graphs.partitions import PARTITIONS, Partition, partition
+from polyphily.graphs.partitions import NATURAL, PARTITIONS, Partition, partition
 
 NORMALIZATIONS = {
     "none": "as they are",
     "row": "each node's features sum to one",
-    "standard": "each column to mean 0 and deviation 1, within each client",
+    "standard": "each column to mean 0 and standard deviation 1, within each client",
 }
-NATURAL = "natural"
-SAVED = "partition.npz"  # where a run folder keeps the partition it was given
+SAVED = "partition.npz"  # the file of a run folder that stores the partition
 FROM_FILE = "as in the partition file"
-IN_MEMORY = "graphs"  # the name of graphs that came from no file
+IN_MEMORY = "graphs"  # the dataset's name of graphs that were not read from a file
+USUAL_CLIENTS = 10  # of a graph that is no dataset of the registry
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with private graphs, ready to train.
+    """The graphs of all clients, with their splits.
 
     Attributes:
-        dataset: the name or path the graphs came from.
+        dataset: the name or path of the data.
         kind: "homophilic", "heterophilic", "synthetic", "fraud" or "files".
         clients: each client's graph, with its masks.
-        classes: label names.
-        partition: which nodes each client holds, and the masks, as saved in a run folder.
-        split: how the masks were drawn, in words.
-        seed: of partition and split, and of the run's initial parameters.
-        metric: what selects a model on validation: "accuracy" or "auc".
-        notes: what a user should know about how the data were read.
-        request: the arguments of `load` that make this federation again.
+        classes: names of the labels.
+        partition: the nodes of each client and the masks, as saved in a run folder.
+        split: how the masks were drawn, as text.
+        seed: the seed of partition and split, and of the run's initial parameters.
+        metric: the metric that selects a model on validation.
+        notes: remarks for the user on how the data were read.
+        request: the arguments of `load` that create this federation again.
     """
 
     dataset: str
@@ -71,7 +71,7 @@ class Federation:
 
     @property
     def dense(self) -> bool:
-        """Whether features are dense numbers, not a sparse bag of words."""
+        """Whether the features of all clients are dense, not a sparse bag of words."""
         return not any(sp.issparse(graph.features) for graph in self.clients)
 
     def __repr__(self) -> str:
@@ -93,36 +93,42 @@ def load(
     noise: str | None = None,
     root: Path | None = None,
 ) -> Federation:
-    """A federation by name, from files, or from graphs in memory.
+    """Load a federation by name, from files, or from graphs in memory.
 
     Args:
-        dataset: a dataset's name (`polyphily datasets` lists them), with options as in
-            `csbm:gap=0.4`; a folder or file of a site's own graphs; or graphs.
-        partition: how one graph is divided (`polyphily partitions` lists the ways; options as in
-            `dirichlet:alpha=0.1`), or a partition file; graphs that are clients already: `natural`.
-        clients: how many clients; the dataset's usual number unless given.
-        seed: of everything drawn here.
-        split: "0.6,0.2,0.2" (add ":client" or ":global"), "5-fold" or "own". Unless given: the
-            partition file's masks, the split in a site's own files, or what the papers use.
+        dataset: one of
+
+            - a dataset's name (`polyphily datasets` lists them), with options as in `csbm:gap=0.4`;
+            - a folder or file of graphs;
+            - a `Graph`, which is divided among clients;
+            - a list of graphs, one per client. A list of one graph is one client, unless
+              `partition` or `clients` asks to divide it.
+        partition: how one graph is divided (`polyphily partitions` lists the names; options as in
+            `dirichlet:alpha=0.1`), or a partition file. `natural` keeps one graph per client.
+        clients: the number of clients; the dataset's usual number unless given.
+        seed: the seed of partition, split and noise.
+        split: "0.6,0.2,0.2" (add ":client" or ":global"), "5-fold" or "own". Unless given, the
+            masks of the partition file, the split in the data, or the split of the papers.
         normalize: "none", "row" or "standard".
-        noise: what to disturb in the clients' graphs, "edges=0.1,features=0.1,labels=0.1".
-        root: where datasets are kept; `$POLYPHILY_DATA` or a cache folder unless given.
+        noise: noise on the clients' graphs, such as "edges=0.1,features=0.1,labels=0.1".
+        root: the folder of the datasets; `$POLYPHILY_DATA` or a cache folder unless given.
 
     Raises:
-        UserError: for names, files and requests that cannot be met.
+        UserError: for unknown names, unreadable files and requests that cannot be met.
     """
     if normalize not in NORMALIZATIONS:
         raise unknown("normalization", normalize, NORMALIZATIONS)
     collection, kind, metric, usual = _collect(dataset, seed, clients, root)
-    natural = collection.natural and (partition is None or len(collection.graphs) > 1)
-    name, options, saved = _partition_request(partition, natural=natural)
-    if name != NATURAL:  # a single graph may be divided
-        collection = replace(collection, natural=natural)
-    if not collection.natural and clients is None and saved is None and name != "louvain-min":
-        clients = usual
-    wanted = splits.parse(split) if split is not None else None
     graphs = collection.graphs
-    if collection.natural:
+    several = len(graphs) > 1
+    # A single graph that is a client already is divided if the user asks for it.
+    whole = collection.natural and partition is None and clients in (None, 1)
+    name, options, saved = _partition_request(partition, natural=several or whole)
+    natural = several or (collection.natural if name == NATURAL else whole)
+    if not natural and clients is None and saved is None and not _finds_clients(name):
+        clients = usual
+    wanted = splits.parse_split(split) if split is not None else None
+    if natural:
         drawn = _natural(graphs, saved, clients, wanted, seed)
     else:
         short = collection.name.partition(":")[0].replace("_", "-")
@@ -132,7 +138,7 @@ def load(
     members = [replace(g, features=_normalize(g.features, normalize)) for g in raw]
     for graph in members:
         _check_masks(graph)
-    disturbance = disturbances.parse(noise)
+    disturbance = disturbances.parse_noise(noise)
     members = disturbances.disturb(members, disturbance, len(collection.classes), seed)
     return Federation(
         dataset=collection.name,
@@ -152,7 +158,7 @@ def load(
         request={
             "dataset": collection.name,
             "partition": SAVED if saved is not None else _written(name, options),
-            **({} if name == "louvain-min" else {"clients": len(members)}),
+            **({} if _finds_clients(name) else {"clients": len(members)}),
             **({} if text == FROM_FILE else {"split": text}),
             "normalize": normalize,
             **({"noise": str(disturbance)} if disturbance else {}),
@@ -161,7 +167,7 @@ def load(
 
 
 def whole_graph(federation: Federation, root: Path | None = None) -> Graph | None:
-    """The graph that was divided among the clients, read again; None where there was none.
+    """Read again the graph that was divided among the clients; None if there was none.
 
     Its train, validation and test nodes are those of the clients.
     """
@@ -187,7 +193,7 @@ def _check_masks(graph: Graph) -> None:
         raise UserError(
             f"client '{graph.name}' has no train node "
             f"({graph.num_nodes} nodes, {int(labelled.sum())} of them labelled): "
-            "label some of its nodes, choose another --split, or leave the client out"
+            "label some of its nodes, choose another --split, or remove the client"
         )
     chosen = train | graph.masks.val | graph.masks.test
     if (chosen & ~labelled).any():
@@ -199,7 +205,7 @@ def _check_masks(graph: Graph) -> None:
 
 
 def _written(name: str, options: Mapping[str, str]) -> str:
-    """A way to partition with its options, as a user writes it."""
+    """Return a partition's name with its options, as a user writes them."""
     return name + ":" * bool(options) + ",".join(f"{k}={v}" for k, v in options.items())
 
 
@@ -209,39 +215,50 @@ def _collect(
     clients: int | None,
     root: Path | None,
 ) -> tuple[Collection, str, str, int]:
-    """The graphs with their kind, the metric that selects, and the usual number of clients."""
+    """Return the graphs with their kind, selecting metric and usual number of clients."""
     if isinstance(dataset, Graph):
-        dataset = [dataset]
+        return _in_memory([dataset], natural=False), "files", "accuracy", USUAL_CLIENTS
     if isinstance(dataset, Collection):
-        return dataset, "files", "accuracy", 10
+        return dataset, "files", "accuracy", USUAL_CLIENTS
     if not isinstance(dataset, str | Path):
-        graphs = tuple(_with_own_masks(graph) for graph in dataset)
-        if not graphs:
-            raise UserError("no graph was given")
-        count = 1 + max(int(graph.labels.max(initial=0)) for graph in graphs)
-        classes = tuple(map(str, range(count)))
-        if len({graph.name for graph in graphs}) < len(graphs):
-            graphs = tuple(
-                replace(g, name=_client_name(k, len(graphs))) for k, g in enumerate(graphs)
-            )
-        return (
-            Collection(IN_MEMORY, graphs, classes, natural=len(graphs) > 1),
-            "files",
-            "accuracy",
-            10,
-        )
+        return _in_memory(dataset, natural=True), "files", "accuracy", USUAL_CLIENTS
     if _is_path(dataset):
         path = Path(dataset).expanduser()
         collection = replace(files.read(path), name=str(path.resolve()))
-        return collection, "files", "accuracy", 10
+        return collection, "files", "accuracy", USUAL_CLIENTS
+    name, colon, options = str(dataset).partition(":")
+    info = datasets.DATASETS.find(name)
     collection = datasets.read(str(dataset), root=root, seed=seed, clients=clients)
-    info = datasets.find(str(dataset).partition(":")[0])
+    if info.reader is None:  # only options of other packages may depend on the case of letters
+        options = options.lower()
     return (
-        replace(collection, name=str(dataset).lower()),
+        replace(collection, name=info.name + colon + options),
         info.kind,
         info.metric,
         info.default_clients,
     )
+
+
+def _in_memory(given: Sequence[Graph], *, natural: bool) -> Collection:
+    """Return a collection of graphs that are not read from files."""
+    for graph in given:
+        if not isinstance(graph, Graph):
+            raise UserError(
+                f"a {type(graph).__name__} is not a graph: build one with polyphily.Graph.build("
+                "features, edges, labels)"
+            )
+    graphs = tuple(_with_own_masks(graph) for graph in given)
+    if not graphs:
+        raise UserError("no graph was given")
+    count = 1 + max(int(graph.labels.max(initial=0)) for graph in graphs)
+    if len({graph.name for graph in graphs}) < len(graphs):
+        graphs = tuple(replace(g, name=_client_name(k, len(graphs))) for k, g in enumerate(graphs))
+    return Collection(IN_MEMORY, graphs, tuple(map(str, range(count))), natural=natural)
+
+
+def _finds_clients(name: str) -> bool:
+    """Return whether a partition finds the number of clients itself."""
+    return name in PARTITIONS and PARTITIONS[name].finds_clients
 
 
 def _client_name(client: int, clients: int) -> str:
@@ -249,37 +266,35 @@ def _client_name(client: int, clients: int) -> str:
 
 
 def _with_own_masks(graph: Graph) -> Graph:
-    """A graph in memory whose masks are set brings its own split."""
+    """Return a graph in memory with its masks, if any, as the split that comes with the data."""
     if graph.masks is None or graph.own_masks:
         return graph
     return replace(graph, own_masks=(graph.masks,))
 
 
 def _is_path(dataset: str | Path) -> bool:
-    """Whether it has a separator or a file's ending, or exists and is no dataset's name."""
+    """Return whether a dataset is given as a path. A registered name is none."""
     if isinstance(dataset, Path):
         return True
+    if datasets.DATASETS.key(dataset.partition(":")[0]) in datasets.DATASETS:
+        return False
     if any(mark in dataset for mark in ("/", "\\")) or dataset.startswith((".", "~")):
         return True
-    if dataset.endswith((".npz", ".pt")):
-        return True
-    name = dataset.partition(":")[0].lower().replace("_", "-")
-    return name not in datasets.DATASETS and Path(dataset).exists()
+    return dataset.endswith((".npz", ".pt")) or Path(dataset).exists()
 
 
 def _partition_request(
     text: str | Path | None, *, natural: bool
 ) -> tuple[str, dict[str, str], Partition | None]:
-    """The way's name and options, or the partition that a file holds."""
+    """Return the partition's name and options, or the partition that a file holds."""
     if text is None:
         return (NATURAL if natural else "louvain"), {}, None
-    if isinstance(text, Path) or str(text).endswith(".npz") or Path(text).is_file():
+    name, _, rest = str(text).partition(":")
+    known = not isinstance(text, Path) and PARTITIONS.key(name) in PARTITIONS
+    if not known and (isinstance(text, Path) or str(text).endswith(".npz") or Path(text).is_file()):
         saved = Partition.load(Path(text).expanduser())
         return saved.name, {}, saved
-    name, _, rest = str(text).partition(":")
-    name = name.lower().replace("_", "-")
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
+    name = PARTITIONS.find(name).name
     options = {}
     for item in filter(None, rest.split(",")):
         key, sign, value = item.partition("=")
@@ -288,8 +303,8 @@ def _partition_request(
         options[key.strip()] = value.strip()
     if natural and name != NATURAL:
         raise UserError(
-            f"partition '{name}' divides one graph, but the data are clients already: "
-            "leave --partition out, or give a partition file"
+            f"partition '{name}' divides one graph, but these data are one graph per client "
+            "already: leave --partition out, or give a partition file"
         )
     return name, options, None
 
@@ -301,11 +316,10 @@ def _natural(
     wanted: splits.Split | None,
     seed: int,
 ) -> tuple[list[Graph], Partition, str]:
-    """Graphs that are clients already, with their splits."""
+    """Return the clients' graphs with their splits, for data that are not divided."""
     if clients is not None and clients != len(graphs):
-        raise UserError(
-            f"--clients {clients} does not fit: these data are {len(graphs)} clients already"
-        )
+        count = "1 client" if len(graphs) == 1 else f"{len(graphs)} clients"
+        raise UserError(f"--clients {clients} does not fit: these data are {count} already")
     ends = np.cumsum([0, *[graph.num_nodes for graph in graphs]])
     masks: list[Masks] | None = None
     text = FROM_FILE
@@ -317,9 +331,12 @@ def _natural(
             )
         masks = _saved_masks(saved)
     if wanted is not None or masks is None:
-        split = wanted or splits.parse("own" if graphs[0].own_masks else "0.6,0.2,0.2")
+        split = wanted or splits.parse_split("own" if graphs[0].own_masks else "0.6,0.2,0.2")
         if split.kind == "global":
-            raise UserError("a global split needs one graph to divide: these are clients already")
+            raise UserError(
+                "a global split needs one graph to divide, but these data are one graph per client "
+                "already: use ':client' or ':stratified' in place of ':global'"
+            )
         twins = same_nodes(graphs)
         masks, text = splits.draw(split, graphs[:1] if twins else graphs, seed), str(split)
         if twins:
@@ -330,11 +347,11 @@ def _natural(
 
 
 def same_nodes(graphs: Sequence[Graph]) -> list[IntArray] | None:
-    """Where each graph's nodes stand in the first one, if all have the very same nodes.
+    """Return the positions of each graph's nodes in the first graph, if all have equal nodes.
 
-    Nodes are the same if their features and labels are; their order may differ. One split must then
-    serve all graphs: a test node of one client would else be a train node of another, and its label
-    known. None where graphs differ, or there is only one.
+    Nodes are equal if their features and labels are; their order may differ. Such graphs need a
+    common split. Otherwise a test node of one client could be a train node of another, which would
+    reveal its label. None if the graphs differ, or there is only one.
     """
     first = graphs[0]
     if len(graphs) < 2 or any(_summary(graph) != _summary(first) for graph in graphs):
@@ -349,12 +366,12 @@ def same_nodes(graphs: Sequence[Graph]) -> list[IntArray] | None:
 
 
 def _summary(graph: Graph) -> tuple[object, ...]:
-    """What is quickly compared, and differs between almost all graphs."""
+    """Return values that are quick to compare and differ between almost all graphs."""
     return graph.num_nodes, graph.features.shape[1], np.sort(graph.labels).tobytes()
 
 
 def _contents(graph: Graph) -> npt.NDArray[np.bytes_]:
-    """A digest of every node's features and label."""
+    """Return a digest of every node's features and label."""
     features: Any = graph.features
     if sp.issparse(features):
         features = sp.csr_array(features, copy=True)
@@ -363,7 +380,7 @@ def _contents(graph: Graph) -> npt.NDArray[np.bytes_]:
         bounds = list(pairwise(features.indptr.tolist()))
         rows = [features.indices[a:b].tobytes() + features.data[a:b].tobytes() for a, b in bounds]
     else:
-        rows = [row.tobytes() for row in np.ascontiguousarray(features + 0.0)]  # -0 is 0
+        rows = [row.tobytes() for row in np.ascontiguousarray(features + 0.0)]  # -0 becomes 0
     labelled = zip(rows, graph.labels.tolist(), strict=True)
     digests = [hashlib.sha256(row + b"%d" % label).digest()[:16].hex() for row, label in labelled]
     return np.array(digests, dtype="S32")
@@ -373,7 +390,8 @@ def _twin_note(graphs: Sequence[Graph], split: str) -> tuple[str, ...]:
     if split == FROM_FILE or same_nodes(graphs) is None:
         return ()
     return (
-        "every client has the same nodes: one split serves all, so that no test label is known",
+        "all clients have the same nodes, so they share one split: no test label of one client "
+        "is a train label of another",
     )
 
 
@@ -387,7 +405,7 @@ def _divide(
     usual: splits.Split,
     seed: int,
 ) -> tuple[list[Graph], Partition, str]:
-    """One graph divided among clients, with their splits."""
+    """Divide one graph among clients and return their graphs with their splits."""
     if saved is not None:
         saved.check_fits(graph.num_nodes)
         if clients is not None and clients != saved.clients:
@@ -422,7 +440,7 @@ def _divide(
 
 
 def _overlapping(parts: Sequence[IntArray]) -> bool:
-    """Whether a node is at more than one client. One split must then serve all of them."""
+    """Return whether a node is at more than one client, so that one split must serve all."""
     return len(np.unique(np.concatenate(parts))) < sum(map(len, parts))
 
 
@@ -431,7 +449,7 @@ def _drawn_whole(split: splits.Split, graph: Graph, seed: int) -> Masks:
 
 
 def _trained(parts: Sequence[IntArray], masks: Sequence[Masks], nodes: int) -> BoolArray:
-    """Which of the whole graph's nodes some client trains on."""
+    """Return which nodes of the whole graph are train nodes of a client."""
     trained = np.zeros(nodes, dtype=np.bool_)
     for part, own in zip(parts, masks, strict=True):
         trained[part[own.train]] = True
@@ -439,23 +457,25 @@ def _trained(parts: Sequence[IntArray], masks: Sequence[Masks], nodes: int) -> B
 
 
 def _overlap_note(layout: Partition, split: str) -> tuple[str, ...]:
-    """What a user should know where clients share nodes."""
+    """Return a note for the user if clients share nodes."""
     parts = [layout.nodes_of(k) for k in range(layout.clients)]
     masks = _saved_masks(layout)
     if layout.name == NATURAL or masks is None or not _overlapping(parts):
         return ()
     if split != FROM_FILE:
-        whole = splits.parse(split).kind == "global"
-        said = (
-            "clients share nodes: one split of the whole graph serves all, so that no test label "
+        if splits.parse_split(split).kind == "global":
+            return ()
+        return (
+            "clients share nodes, so the split was drawn over the whole graph: no test label of "
+            "one client is a train label of another",
         )
-        return () if whole else (said + "is known",)
     trained = _trained(parts, masks, 1 + int(np.concatenate(parts).max()))
     known = sum(
         int((trained[part] & (own.val | own.test)).sum())
         for part, own in zip(parts, masks, strict=True)
     )
-    return (f"{known:,} nodes are scored at one client and train at another",) if known else ()
+    note = f"{known:,} nodes are validation or test nodes of one client and train nodes of another"
+    return (note,) if known else ()
 
 
 def _saved_masks(saved: Partition) -> list[Masks] | None:
@@ -475,14 +495,14 @@ def _normalize(features: Features, how: str) -> Features:
         return scaled
     if sp.issparse(features):
         raise UserError(
-            "normalize 'standard' would fill sparse features with numbers: use 'row' or 'none'"
+            "normalize 'standard' would make sparse features dense: use 'row' or 'none'"
         )
     spread = features.std(axis=0)
     return (features - features.mean(axis=0)) / np.where(spread == 0, 1, spread)
 
 
 def _scale_note(graphs: Sequence[Graph], normalize: str) -> tuple[str, ...]:
-    """Says so when dense features are so large that training will suffer."""
+    """Return a note for the user if dense features are so large that training would suffer."""
     dense = [g.features for g in graphs if not sp.issparse(g.features) and g.features.size]
     largest = max((float(abs(features).max()) for features in dense), default=0.0)
     if normalize != "none" or largest <= 100:

@@ -1,15 +1,15 @@
 """Noise on the clients' graphs, for studies of robustness (FedHERO, Section 4.8).
 
-Every kind takes a probability p, in [0, 1]:
+Every kind has a probability p in [0, 1]:
 
-edges       each edge is taken away with probability p, and a random pair of nodes without an edge
-            is joined in its place: the number of edges stays. FedHERO says "flip each edge", which
-            as flipping entries of the adjacency matrix would fill it.
-features    each entry leaves its node with probability p: stored entries of sparse features go to
-            a random node, entries of dense features trade places with each other. Columns keep
-            their values, so nothing can be told from a column alone.
-labels      each train label becomes another class, all equally likely, with probability p.
-            Validation and test labels stay: they say what is true.
+edges       With probability p an edge is replaced by a random pair of nodes without an edge, so
+            that the number of edges stays. FedHERO says "flip each edge"; flipping entries of the
+            adjacency matrix would make it dense.
+features    With probability p an entry moves to another node in its column. A stored entry of
+            sparse features moves to a random node; entries of dense features are permuted. The
+            distribution of values in a column stays.
+labels      With probability p a train label is replaced by another class, all equally likely.
+            Validation and test labels stay correct.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Noise:
         return any((self.edges, self.features, self.labels))
 
     def __str__(self) -> str:
-        """As a user writes it.
+        """Return the text that a user writes.
 
         >>> str(Noise(edges=0.1, labels=0.25))
         'edges=0.1,labels=0.25'
@@ -46,8 +46,8 @@ class Noise:
         return ",".join(f"{name}={value:g}" for name, value in given.items() if value)
 
 
-def parse(text: str | None) -> Noise:
-    """Noise from `edges=0.1,labels=0.2`; none of any kind unless given."""
+def parse_noise(text: str | None) -> Noise:
+    """Parse `edges=0.1,labels=0.2`; a kind that is not named has probability 0."""
     values: dict[str, float] = {}
     known = [field.name for field in fields(Noise)]
     for item in filter(None, (text or "").split(",")):
@@ -64,7 +64,7 @@ def parse(text: str | None) -> Noise:
 
 
 def disturb(graphs: Sequence[Graph], noise: Noise, classes: int, seed: int) -> list[Graph]:
-    """The graphs with noise; the same for a seed, and each client's by itself."""
+    """Add noise to the graphs. A client's noise depends only on its graph, k and the seed."""
     found = []
     for k, graph in enumerate(graphs):
         for kind, change in (("edges", _edges), ("features", _features)):
@@ -88,37 +88,39 @@ def _features(graph: Graph, probability: float, rng: np.random.Generator) -> Gra
 
 
 def rewired(edges: IntArray, nodes: int, probability: float, rng: np.random.Generator) -> IntArray:
-    """Edges, some of them replaced by as many pairs that had none.
+    """Replace random edges by as many random pairs of nodes that had none.
 
     Args:
-        edges: both directions of each, as in `Graph`.
-        nodes: how many.
-        probability: of an edge to be replaced.
-        rng: draws which, and by what.
+        edges: both directions of each edge, as in `Graph`.
+        nodes: the number of nodes.
+        probability: the probability that an edge is replaced.
+        rng: the source of randomness.
     """
     single = edges[:, edges[0] < edges[1]]
     lost: BoolArray = np.less(rng.random(single.shape[1]), probability)
     free = nodes * (nodes - 1) // 2 - single.shape[1]
     fresh = new_pairs(single, nodes, min(int(lost.sum()), free), rng)
     kept = single[:, ~lost]
-    short = single.shape[1] - kept.shape[1] - fresh.shape[1]  # a graph that is almost complete
+    short = (
+        single.shape[1] - kept.shape[1] - fresh.shape[1]
+    )  # positive if the graph is almost complete
     kept = np.concatenate([kept, single[:, lost][:, :short]], axis=1)
     return canonical_edges(np.concatenate([kept, fresh], axis=1), nodes)
 
 
 def new_pairs(taken: IntArray, nodes: int, count: int, rng: np.random.Generator) -> IntArray:
-    """Different pairs of different nodes that are not among `taken`, uniformly drawn, `[2, count]`.
+    """Draw distinct pairs of distinct nodes that are not among `taken`, `[2, count]`.
 
     Args:
         taken: pairs, in either order.
-        nodes: how many.
-        count: at most as many as there are pairs left.
-        rng: draws them.
+        nodes: the number of nodes.
+        count: the number of pairs; at most as many as are not taken.
+        rng: the source of randomness.
     """
     low, high = np.minimum(*taken), np.maximum(*taken)
     used = np.unique(low * nodes + high)
     found = np.empty(0, dtype=np.int64)
-    if 2 * (count + len(used)) > nodes * (nodes - 1) // 2:  # few are left: list them
+    if 2 * (count + len(used)) > nodes * (nodes - 1) // 2:  # few are left: enumerate them
         upper = np.stack(np.triu_indices(nodes, 1))
         keys = np.setdiff1d(upper[0] * nodes + upper[1], used, assume_unique=True)
         found = rng.permutation(keys)[:count]
@@ -132,7 +134,7 @@ def new_pairs(taken: IntArray, nodes: int, count: int, rng: np.random.Generator)
 
 
 def scattered(features: Features, probability: float, rng: np.random.Generator) -> Features:
-    """Features, some entries of which have gone to other nodes in the same column."""
+    """Move random entries of the features to other nodes in the same column."""
     if sp.issparse(features):
         entries = sp.coo_array(features)
         rows = entries.row.astype(np.int64)
@@ -150,7 +152,7 @@ def scattered(features: Features, probability: float, rng: np.random.Generator) 
 def flipped_labels(
     graph: Graph, probability: float, classes: int, rng: np.random.Generator
 ) -> IntArray:
-    """Labels, some of those at train nodes replaced by another class."""
+    """Replace random labels of train nodes by another class."""
     assert graph.masks is not None
     draw = rng.random(graph.num_nodes)
     shift = rng.integers(1, max(classes, 2), graph.num_nodes)

@@ -1,11 +1,13 @@
-"""Cutting one graph into clients, as the literature does, and the file that keeps a partition.
+"""Partitions: how one graph is divided among clients, and the file that stores a partition.
 
-`partition` gives every client its node ids; the client's graph is the induced subgraph, so edges
-between clients are lost. The same request and seed give the same partition: nothing depends on
-threads or on the order in which a sort leaves equal items. Two libraries set the limits of that
-promise: scikit-network decides near-ties in 32-bit floats, which a processor with fused
-multiply-add may round differently, and METIS draws from the C library's `rand`. To carry a
-partition to another machine, or to compare with other software, pass on the file.
+`partition` returns the node ids of every client. The graph of a client is the induced subgraph, so
+edges between clients are lost. Equal requests with equal seeds give equal partitions: the result
+depends neither on threads nor on the order in which a sort leaves equal items. Two libraries limit
+this. scikit-network compares modularity gains in 32-bit floats, which a processor with fused
+multiply-add may round differently, and METIS draws from the C library's `rand`. To use a partition
+on another machine, or with other software, copy its file.
+
+To add a partition, decorate a function with `register_partition`.
 """
 
 from __future__ import annotations
@@ -13,59 +15,121 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import heapq
-import math
 import os
 import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from polyphily.errors import UserError, missing_package, unknown
+from polyphily.errors import UserError, missing_package
 from polyphily.graphs.graph import UNLABELLED, BoolArray, Graph, IntArray, Masks
+from polyphily.graphs.options import Bounds, Option, declared_options, read_options
 from polyphily.graphs.random import derive, generator
+from polyphily.registry import Registry
 
+NATURAL = "natural"
 OVERLAP = 5  # clients that share one METIS part, each with a half of its nodes
+
+
+# The registry -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartitionMethod:
+    """A way to divide one graph among clients.
+
+    Attributes:
+        name: the name it is registered under.
+        description: one line for `polyphily partitions`.
+        function: returns the node ids of every client from (graph, clients, seed, **options).
+        options: what the function takes beside these three, by name.
+        finds_clients: whether the function finds the number of clients itself. Then it is called
+            with `clients=None` unless the user gives a number.
+    """
+
+    name: str
+    description: str
+    function: Callable[..., Sequence[IntArray]]
+    options: Mapping[str, Option]
+    finds_clients: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The description, followed by the names of the options."""
+        return "; ".join(filter(None, (self.description, ", ".join(self.options))))
+
+
+PARTITIONS: Registry[PartitionMethod] = Registry("partition", "partitions", dashes=True)
+F = TypeVar("F", bound=Callable[..., Sequence[IntArray]])
+
+
+def register_partition(
+    name: str, description: str = "", *, finds_clients: bool = False
+) -> Callable[[F], F]:
+    """Make a partition available by name, in `polyphily.load` and on the command line.
+
+    The decorated function is called with the graph, the number of clients and the seed, followed by
+    its options as keyword arguments. It returns one array of node ids per client. A node may be at
+    several clients, or at none. Options are the function's further parameters. Each needs a type
+    (bool, int, float or str) and may have bounds:
+
+        @register_partition("stripes", "consecutive nodes, in stripes")
+        def stripes(graph, clients, seed, *, width: Annotated[int, Bounds(1)] = 10):
+            owner = np.arange(graph.num_nodes) // width % clients
+            return [np.flatnonzero(owner == k) for k in range(clients)]
+
+    Other packages name the module with such a function as an entry point in the group
+    `polyphily.partitions`.
+
+    Args:
+        name: what users write.
+        description: one line; the first line of the function's docstring unless given.
+        finds_clients: whether the function finds the number of clients itself.
+    """
+
+    def add(function: F) -> F:
+        line = description or (function.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        options = declared_options(function, skip=3)
+        key = PARTITIONS.key(name)
+        PARTITIONS.add(key, PartitionMethod(key, line, function, options, finds_clients))
+        return function
+
+    return add
 
 
 def partition(
     graph: Graph, name: str, clients: int | None, seed: int, **options: object
 ) -> list[IntArray]:
-    """The nodes of every client, ascending; no client is empty.
-
-    Every node goes to exactly one client, except under `metis-overlap`.
+    """Divide a graph and return the nodes of every client in ascending order.
 
     Args:
-        graph: the graph to cut.
-        name: one of `PARTITIONS`, not `natural`.
-        clients: how many; may be None for `louvain-min`, which finds the number itself.
+        graph: the graph to divide.
+        name: a name in `PARTITIONS`, other than `natural`.
+        clients: how many; may be None for a partition that finds the number itself.
         seed: any whole number from 0.
-        options: the method's own, by name; numbers or their text.
+        options: options of the partition by name, as numbers or as text.
 
     Raises:
-        UserError: for a request that cannot be met.
+        UserError: for a request that cannot be met, or a partition that returns no valid clients.
     """
-    if name == "natural":
-        raise UserError(
-            f"'{graph.name}' is one graph, but partition 'natural' is for data that come as one "
-            "graph per client. Choose another partition, or give one graph per client."
-        )
-    if name not in _METHODS:
-        raise unknown("partition", name, PARTITIONS)
+    method = PARTITIONS.find(name)
+    if method.name == NATURAL:
+        _natural(graph, clients, seed)
     if not graph.num_nodes:
-        raise UserError(f"'{graph.name}' has no nodes to share out among clients")
-    method = _METHODS[name]
-    if clients is not None or not method.counts_clients:
-        _check_clients(graph, name, clients)
-    parts = method.function(graph, clients, seed, **_settings(name, method, options))
-    return [np.sort(part) for part in parts]
+        raise UserError(f"'{graph.name}' has no nodes to divide among clients")
+    if clients is not None or not method.finds_clients:
+        _check_clients(graph, method.name, clients)
+    settings = read_options(f"partition '{method.name}'", method.options, options)
+    parts = method.function(graph, clients, seed, **settings)
+    return _checked_parts(parts, method.name, graph, clients)
 
 
 def _check_clients(graph: Graph, name: str, clients: int | None) -> None:
@@ -75,77 +139,56 @@ def _check_clients(graph: Graph, name: str, clients: int | None) -> None:
         raise UserError(f"the number of clients must be 1 or more, got {clients}")
     if clients > graph.num_nodes:
         raise UserError(
-            f"cannot cut '{graph.name}' into {clients} clients: it has {graph.num_nodes} nodes. "
+            f"cannot divide '{graph.name}' into {clients} clients: it has {graph.num_nodes} nodes. "
             "Ask for at most one client per node."
         )
 
 
-# Options ------------------------------------------------------------------------------------------
-
-
-def real(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
-    """A finite number from a number or its text, within [low, high]."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"option '{name}' must be a number, got {value!r}")
-    if number < low:
-        raise UserError(f"option '{name}' must be at least {low:g}, got {value}")
-    if number > high:
-        raise UserError(f"option '{name}' must be at most {high:g}, got {value}")
-    return number
-
-
-def whole(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> int:
-    """A whole number from a number or its text, within [low, high]."""
-    number = real(name, value, low, high)
-    if number != int(number):
-        raise UserError(f"option '{name}' must be a whole number, got {value}")
-    return int(number)
-
-
-@dataclass(frozen=True)
-class _Option:
-    default: float
-    read: Callable[[str, object], float]
-
-
-@dataclass(frozen=True)
-class _Method:
-    description: str
-    function: Callable[..., Sequence[IntArray]]
-    options: Mapping[str, _Option] = field(default_factory=dict)
-    counts_clients: bool = False  # finds the number of clients itself
-
-
-def _settings(name: str, method: _Method, given: Mapping[str, object]) -> dict[str, Any]:
-    for key in given:
-        if key not in method.options:
-            known = ", ".join(sorted(method.options))
-            takes = f"its options: {known}" if known else "it has none"
-            raise UserError(f"partition '{name}' has no option '{key}' ({takes})")
-    return {
-        key: option.read(key, given.get(key, option.default))
-        for key, option in method.options.items()
-    }
+def _checked_parts(
+    parts: Sequence[npt.ArrayLike], name: str, graph: Graph, clients: int | None
+) -> list[IntArray]:
+    """Return the sorted node ids of every client, once they are known to be valid."""
+    where = f"partition '{name}' of '{graph.name}'"
+    found = []
+    for client, part in enumerate(parts):
+        nodes = np.asarray(part)
+        if nodes.ndim != 1 or nodes.dtype.kind not in "iu" or not len(nodes):
+            what = "no nodes" if not nodes.size else f"{nodes.dtype} of shape {nodes.shape}"
+            raise UserError(
+                f"{where} returned {what} for client {client}: every client needs a "
+                "one-dimensional array of one or more node ids"
+            )
+        nodes = np.sort(nodes.astype(np.int64))
+        if nodes[0] < 0 or nodes[-1] >= graph.num_nodes:
+            outside = nodes[0] if nodes[0] < 0 else nodes[-1]
+            raise UserError(
+                f"{where} gave node {outside} to client {client}, but the graph has "
+                f"{graph.num_nodes} nodes (0 to {graph.num_nodes - 1})"
+            )
+        if (np.diff(nodes) == 0).any():
+            twice = nodes[int(np.argmax(np.diff(nodes) == 0))]
+            raise UserError(f"{where} gave node {twice} to client {client} twice")
+        found.append(nodes)
+    if not found or (clients is not None and len(found) != clients):
+        asked = "at least 1 is needed" if clients is None else f"{clients} were asked for"
+        raise UserError(f"{where} returned {len(found)} clients, but {asked}")
+    return found
 
 
 # Helpers ------------------------------------------------------------------------------------------
 
 
 def _groups(assignment: IntArray, count: int) -> list[IntArray]:
-    """The positions that hold 0, 1, …, count - 1, each ascending."""
+    """Return the positions that hold 0, 1, …, count - 1, each in ascending order."""
     order = np.argsort(assignment, kind="stable")
     sizes = np.bincount(assignment, minlength=count)
     return np.split(order, np.cumsum(sizes)[:-1])
 
 
 def _split_largest(parts: Sequence[IntArray], count: int) -> list[IntArray]:
-    """At least `count` non-empty parts: the largest is halved until there are as many.
+    """Halve the largest part until there are at least `count` non-empty parts.
 
-    Parts come back in the order of their first nodes.
+    Parts are returned in the order of their first nodes.
     """
     heap = [(-len(part), int(part[0]), part) for part in parts if len(part)]
     heapq.heapify(heap)
@@ -157,14 +200,14 @@ def _split_largest(parts: Sequence[IntArray], count: int) -> list[IntArray]:
 
 
 def _missing(package: str, algorithm: str) -> UserError:
-    instead = "A partition file (--partition FILE) needs nothing more."
+    instead = "A partition file (--partition FILE) needs no further package."
     return missing_package(package, "partition", f"partitioning by {algorithm}", instead)
 
 
 def communities(graph: Graph, seed: int) -> list[IntArray]:
-    """Louvain communities (Newman modularity, resolution 1), in the order of their first nodes.
+    """Find Louvain communities (Newman modularity, resolution 1), ordered by their first nodes.
 
-    A graph without edges has one community per node.
+    In a graph without edges every node is a community.
     """
     try:
         from sknetwork.clustering import Louvain
@@ -172,7 +215,7 @@ def communities(graph: Graph, seed: int) -> list[IntArray]:
         raise _missing("scikit-network", "Louvain") from None
     if not graph.num_edges:
         return np.split(np.arange(graph.num_nodes), graph.num_nodes)
-    # Sorting by size inside the library is not stable, so that equal sizes could come in any order.
+    # The library's sorting by size is not stable: communities of equal size could change places.
     louvain = Louvain(
         shuffle_nodes=True, sort_clusters=False, random_state=derive(seed, "louvain") % 2**32
     )
@@ -182,11 +225,12 @@ def communities(graph: Graph, seed: int) -> list[IntArray]:
     return sorted(groups, key=lambda group: int(group[0]))
 
 
-# Methods ------------------------------------------------------------------------------------------
+# The partitions -----------------------------------------------------------------------------------
 
 
+@register_partition("louvain", "Louvain communities, each to the smallest client (FLGo)")
 def _louvain(graph: Graph, clients: int, seed: int) -> list[IntArray]:
-    """FLGo's dealing (FedSPA, S2FGL): small communities first, each to the smallest client."""
+    """Assign communities as FLGo does (FedSPA, S2FGL): small ones first, to the smallest client."""
     pieces = _split_largest(communities(graph, seed), clients)
     dealt: list[list[IntArray]] = [[] for _ in range(clients)]
     smallest = [(0, client) for client in range(clients)]
@@ -197,12 +241,15 @@ def _louvain(graph: Graph, clients: int, seed: int) -> list[IntArray]:
     return [np.concatenate(pieces) for pieces in dealt]
 
 
-def _louvain_capped(graph: Graph, clients: int, seed: int, *, delta: int) -> list[IntArray]:
-    """OpenFGL's dealing (FedATH): communities chopped to g = floor(n/K) - delta, then dealt.
+@register_partition("louvain-capped", "Louvain communities cut to about n/K nodes (OpenFGL)")
+def _louvain_capped(
+    graph: Graph, clients: int, seed: int, *, delta: Annotated[int, Bounds(0)] = 20
+) -> list[IntArray]:
+    """Assign communities as OpenFGL does (FedATH), after cutting them to floor(n/K) - delta nodes.
 
     Large pieces go first, to the client in turn if it stays below floor(n/K) + delta. The turn
-    passes when a piece does not fit; a client that has floor(n/K) nodes drops out. Where no client
-    has room the smallest takes the piece. A client that none reached gets half of the largest.
+    passes when a piece does not fit. A client that has floor(n/K) nodes drops out. If no client has
+    room, the smallest takes the piece. A client without any piece takes half of the largest client.
     """
     target = graph.num_nodes // clients
     cap = max(1, target - delta)
@@ -224,7 +271,7 @@ def _louvain_capped(graph: Graph, clients: int, seed: int, *, delta: int) -> lis
 
 
 def _with_room(turn: deque[int], sizes: Sequence[int], below: int) -> int:
-    """The next client in turn with fewer than `below` nodes, or the smallest of all."""
+    """Return the next client in turn with fewer than `below` nodes, or the smallest of all."""
     for _ in range(len(turn)):
         if sizes[turn[0]] < below:
             return turn[0]
@@ -232,8 +279,15 @@ def _with_room(turn: deque[int], sizes: Sequence[int], below: int) -> int:
     return int(np.argmin(sizes))
 
 
-def _louvain_min(graph: Graph, clients: int | None, seed: int, *, min_nodes: int) -> list[IntArray]:
-    """FedHERO's clients: the communities of `min_nodes` or more, small ones merged at random."""
+@register_partition(
+    "louvain-min",
+    "one client per Louvain community of min_nodes or more (FedHERO)",
+    finds_clients=True,
+)
+def _louvain_min(
+    graph: Graph, clients: int | None, seed: int, *, min_nodes: Annotated[int, Bounds(1)] = 50
+) -> list[IntArray]:
+    """Make a client of every community of `min_nodes` or more; merge small ones in at random."""
     found = communities(graph, seed)
     merged = [[group] for group in found if len(group) >= min_nodes]
     if not merged:
@@ -253,8 +307,9 @@ def _louvain_min(graph: Graph, clients: int | None, seed: int, *, min_nodes: int
     return [np.concatenate(groups) for groups in merged]
 
 
+@register_partition("metis", "balanced METIS parts with few edges between them (FED-PUB)")
 def _metis(graph: Graph, clients: int, seed: int) -> list[IntArray]:
-    """Balanced parts with few edges between them (FED-PUB, FedGSP, FedHERO): METIS, k-way."""
+    """Cut the graph by k-way METIS into balanced parts (FED-PUB, FedGSP, FedHERO)."""
     try:
         import pymetis
     except ImportError:
@@ -273,8 +328,11 @@ def _metis(graph: Graph, clients: int, seed: int) -> list[IntArray]:
     return _split_largest(_groups(assignment, clients), clients)
 
 
+@register_partition(
+    "metis-overlap", "five random halves of every METIS part, overlapping (FED-PUB)"
+)
 def _metis_overlap(graph: Graph, clients: int, seed: int) -> list[IntArray]:
-    """FED-PUB's overlapping clients: five random halves of each of `clients / 5` METIS parts."""
+    """Draw five random halves of each of `clients / 5` METIS parts, as FED-PUB does."""
     if clients % OVERLAP:
         raise UserError(
             f"partition 'metis-overlap' makes {OVERLAP} clients of every part: {clients} clients "
@@ -288,13 +346,19 @@ def _metis_overlap(graph: Graph, clients: int, seed: int) -> list[IntArray]:
     ]
 
 
+@register_partition("dirichlet", "label skew from a Dirichlet distribution")
 def _dirichlet(
-    graph: Graph, clients: int, seed: int, *, alpha: float, min_nodes: int
+    graph: Graph,
+    clients: int,
+    seed: int,
+    *,
+    alpha: Annotated[float, Bounds(1e-3, 1e6)] = 0.5,
+    min_nodes: Annotated[int, Bounds(1)] = 1,
 ) -> list[IntArray]:
-    """Label skew: each class is shared out in proportions drawn from Dirichlet(alpha).
+    """Divide every class among the clients in proportions drawn from Dirichlet(alpha).
 
-    The labels shape the simulated clients and nothing else. Unlabelled nodes are shared out evenly.
-    A client with fewer than `min_nodes` takes random nodes from the largest, one at a time.
+    Labels are used for this simulation only. Unlabelled nodes are divided evenly. A client with
+    fewer than `min_nodes` nodes takes random ones from the largest client, one at a time.
     """
     if clients * min_nodes > graph.num_nodes:
         raise UserError(
@@ -313,7 +377,7 @@ def _dirichlet(
 
 
 def _topped_up(parts: Sequence[IntArray], least: int, rng: np.random.Generator) -> list[IntArray]:
-    """The parts after each short of `least` nodes has taken random ones from the largest."""
+    """Move random nodes from the largest part to every part with fewer than `least`."""
     sizes = np.array([len(part) for part in parts])
     if sizes.min() >= least:
         return list(parts)
@@ -327,42 +391,19 @@ def _topped_up(parts: Sequence[IntArray], least: int, rng: np.random.Generator) 
     return [np.array(pile, dtype=np.int64) for pile in piles]
 
 
+@register_partition("random", "nodes divided evenly at random")
 def _random(graph: Graph, clients: int, seed: int) -> list[IntArray]:
-    """Clients of equal size, up to one node."""
+    """Divide the nodes into random parts whose sizes differ by at most one."""
     return np.array_split(generator(seed, "random").permutation(graph.num_nodes), clients)
 
 
-_METHODS = {
-    "louvain": _Method("Louvain communities, each to the smallest client (FLGo)", _louvain),
-    "louvain-capped": _Method(
-        "Louvain communities chopped to about n/K nodes (OpenFGL); delta",
-        _louvain_capped,
-        {"delta": _Option(20, partial(whole, low=0))},
-    ),
-    "louvain-min": _Method(
-        "one client per Louvain community of min_nodes or more (FedHERO); min_nodes",
-        _louvain_min,
-        {"min_nodes": _Option(50, partial(whole, low=1))},
-        counts_clients=True,
-    ),
-    "metis": _Method("balanced METIS parts with few edges between them (FED-PUB)", _metis),
-    "metis-overlap": _Method(
-        "five random halves of every METIS part, overlapping (FED-PUB)", _metis_overlap
-    ),
-    "dirichlet": _Method(
-        "label skew from a Dirichlet distribution; alpha, min_nodes",
-        _dirichlet,
-        {
-            "alpha": _Option(0.5, partial(real, low=1e-3, high=1e6)),
-            "min_nodes": _Option(1, partial(whole, low=1)),
-        },
-    ),
-    "random": _Method("nodes shared out evenly at random", _random),
-}
-
-PARTITIONS = {name: method.description for name, method in _METHODS.items()} | {
-    "natural": "the clients' own graphs, as the data come"
-}
+@register_partition(NATURAL, "the clients' own graphs, as the data come")
+def _natural(graph: Graph, clients: int | None, seed: int) -> list[IntArray]:
+    """Refuse to divide one graph."""
+    raise UserError(
+        f"'{graph.name}' is one graph, but partition 'natural' is for data that come as one "
+        "graph per client. Choose another partition, or give one graph per client."
+    )
 
 
 # The file -----------------------------------------------------------------------------------------
@@ -372,12 +413,12 @@ _MASKS = ("train_mask", "val_mask", "test_mask")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which nodes each client holds and, where it has been drawn, the split.
+    """The node ids of every client and, once it has been drawn, the split.
 
     Attributes:
-        name: how the partition was made, or the name of the file it came from.
+        name: how the partition was made, or the name of the file that it was read from.
         client_ptr: int64 `[K + 1]`; client k holds `client_nodes[client_ptr[k]:client_ptr[k + 1]]`.
-        client_nodes: int64, the clients' node ids one after another.
+        client_nodes: int64, the node ids of all clients, concatenated.
         train_mask, val_mask, test_mask: bool, aligned with `client_nodes`; all three or none.
     """
 
@@ -404,7 +445,7 @@ class Partition:
     def of(
         cls, name: str, parts: Sequence[IntArray], masks: Sequence[Masks] | None = None
     ) -> Partition:
-        """A partition from every client's nodes and, aligned with those, its masks."""
+        """Return a partition from every client's node ids and, aligned with them, its masks."""
         ptr = np.cumsum([0, *map(len, parts)])
         if masks is None:
             return cls(name, ptr, np.concatenate(parts))
@@ -419,12 +460,15 @@ class Partition:
 
     @property
     def clients(self) -> int:
+        """The number of clients."""
         return len(self.client_ptr) - 1
 
     def nodes_of(self, client: int) -> IntArray:
+        """Return the node ids of a client."""
         return self.client_nodes[self._slice(client)]
 
     def masks_of(self, client: int) -> Masks | None:
+        """Return the masks of a client; None if no split has been drawn."""
         if self.train_mask is None or self.val_mask is None or self.test_mask is None:
             return None
         own = self._slice(client)
@@ -439,7 +483,7 @@ class Partition:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of the arrays in a fixed byte order: the same on every platform."""
+        """The hash of the arrays in a fixed byte order, equal on every platform."""
         digest = hashlib.sha256()
         for key, array in self._arrays().items():
             digest.update(f"{key}:{len(array)}:".encode())
@@ -447,7 +491,7 @@ class Partition:
         return digest.hexdigest()
 
     def check_fits(self, num_nodes: int) -> None:
-        """Raise a `UserError` unless every node id belongs to a graph of `num_nodes` nodes."""
+        """Raise a `UserError` unless every node id is one of a graph with `num_nodes` nodes."""
         largest = int(self.client_nodes.max())
         if largest >= num_nodes:
             raise UserError(
@@ -457,9 +501,9 @@ class Partition:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the arrays, the name and the hash as .npz; equal partitions give equal bytes.
+        """Write the arrays, the name and the hash as .npz. Equal partitions give equal bytes.
 
-        The file appears under its name only once it is complete.
+        The file is written under another name and renamed once it is complete.
         """
         path = Path(path)
         contents: dict[str, Any] = {
@@ -475,14 +519,15 @@ class Partition:
         except OSError as error:
             raise UserError(f"cannot write partition file '{path}': {error.strerror}") from error
         finally:
-            with contextlib.suppress(OSError):  # gone after success
+            with contextlib.suppress(OSError):  # it no longer exists after a rename
                 unfinished.unlink()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:
-        """Read and check a partition file, of this library or of another tool.
+        """Read and check a partition file of this library or of another tool.
 
-        Required are `client_ptr` and `client_nodes`; the masks, `sha256` and `name` may be missing.
+        The arrays `client_ptr` and `client_nodes` are required. The masks, `sha256` and `name` may
+        be missing.
         """
         arrays = _read_arrays(Path(path))
         try:

@@ -1,8 +1,8 @@
 """Random numbers for partitions, splits and synthetic graphs: one stream per seed and purpose.
 
-No stream equals `numpy.random.default_rng(seed)`. That matters: some published data were drawn with
-it (the mines of Minesweeper are `default_rng(0).permutation(10000)[:2000]`), so a split drawn in
-the same way would follow the labels exactly.
+No stream equals `numpy.random.default_rng(seed)`. Some published data were drawn with it: the mines
+of Minesweeper are `default_rng(0).permutation(10000)[:2000]`. A split drawn in the same way would
+equal the labels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _sequence(seed: int, purpose: str) -> np.random.SeedSequence:
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A generator of its own for every pair of seed and purpose.
+    """Return the generator of a seed and a purpose. Different pairs give independent streams.
 
     >>> draws = [generator(0, purpose).random() for purpose in ("split", "split", "partition")]
     >>> draws[0] == draws[1], draws[0] == draws[2]
@@ -33,5 +33,5 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 
 
 def derive(seed: int, purpose: str) -> int:
-    """A whole number below 2**63 from seed and purpose, for libraries that want one as a seed."""
+    """Return a whole number below 2**63 from seed and purpose, as a seed for other libraries."""
     return int(_sequence(seed, purpose).generate_state(1, np.uint64)[0]) >> 1

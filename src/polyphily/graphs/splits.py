@@ -1,20 +1,20 @@
-"""Which nodes train, validate and test: reading a split's text, and drawing it.
+"""Splits into train, validation and test nodes: parsing their text, and drawing them.
 
 A split is written as one of
 
-- `0.2,0.4,0.4` or `0.2,0.4,0.4:stratified`: per client and class, train and validation rounded
-  down and the rest test (FedATH). A class too small for its share has no train node; only the
-  client as a whole is promised one.
-- `0.6,0.2,0.2:client`: per client, without regard to classes (FedSPA, S2FGL).
-- `0.2,0.4,0.4:global`: over the whole graph before it is partitioned (FED-PUB, FedGSP).
-- `5-fold`: per client into five groups, three to train, one to validate, one to test (FedHERO).
-  Seeds 0 to 4 rotate the groups of one shuffle, 5 to 9 those of the next.
-- `own`: the masks that came with the data, number `seed` modulo how many there are.
+- `0.2,0.4,0.4` or `0.2,0.4,0.4:stratified`: drawn per client and class. Train and validation are
+  rounded down, and the rest is test (FedATH). A class that is too small for its share has no train
+  node; only the client as a whole is guaranteed one.
+- `0.6,0.2,0.2:client`: drawn per client, regardless of classes (FedSPA, S2FGL).
+- `0.2,0.4,0.4:global`: drawn over the whole graph before it is partitioned (FED-PUB, FedGSP).
+- `5-fold`: five groups per client, three for training, one for validation, one for test (FedHERO).
+  Seeds 0 to 4 rotate the groups of one shuffle, seeds 5 to 9 those of the next.
+- `own`: the masks that come with the data; the seed, modulo their number, selects one.
 
-Where clients share nodes, every kind is drawn over the whole graph, so that no label that is scored
-at one client trains another. Unlabelled nodes are in no mask. A client with labelled nodes but no
-train node is given one, from those in no mask, else from test, else from validation. A client may
-be without validation nodes.
+If clients share nodes, every kind is drawn over the whole graph, so that no test label of one
+client is a train label of another. Unlabelled nodes are in no mask. A client with labelled nodes
+but no train node is given one, which is taken from nodes in no mask, otherwise from test, otherwise
+from validation. A client may have no validation nodes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from polyphily.errors import UserError, unknown
 from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, Masks
 from polyphily.graphs.random import generator
 
-RATIO_KINDS = ("stratified", "client", "global")  # the first is meant where none is named
+RATIO_KINDS = ("stratified", "client", "global")  # the first is the default
 _FORMS = "a split is written '0.6,0.2,0.2' (also with ':client' or ':global'), '5-fold' or 'own'"
 
 
 @dataclass(frozen=True)
 class Split:
-    """How to split nodes; made by `parse`.
+    """A way to split nodes, as `parse_split` returns it.
 
     Attributes:
         kind: `stratified`, `client`, `global`, `fold` or `own`.
         ratios: shares of train, validation and test, for the first three kinds.
         folds: the number of groups, for `fold`.
-        text: as it was written.
+        text: the text that the user wrote.
     """
 
     kind: str
@@ -53,12 +53,12 @@ class Split:
         return self.text
 
 
-def parse(text: str) -> Split:
-    """The split that a text describes.
+def parse_split(text: str) -> Split:
+    """Return the split that a text describes.
 
-    >>> parse("0.2,0.4,0.4:global").ratios
+    >>> parse_split("0.2,0.4,0.4:global").ratios
     (0.2, 0.4, 0.4)
-    >>> parse("5-fold").folds
+    >>> parse_split("5-fold").folds
     5
     """
     text = "".join(text.split())
@@ -71,7 +71,9 @@ def parse(text: str) -> Split:
 
 def _parse_folds(text: str, folds: int) -> Split:
     if folds < 3:
-        raise UserError(f"split '{text}' needs 3 folds or more: one validates and one tests")
+        raise UserError(
+            f"split '{text}' needs 3 folds or more: one is for validation, one for test"
+        )
     return Split("fold", folds=folds, text=text)
 
 
@@ -92,11 +94,11 @@ def _parse_ratios(text: str) -> Split:
 
 
 def draw(split: Split, graphs: Sequence[Graph], seed: int) -> list[Masks]:
-    """Every client's masks; client k's depend on nothing but its graph, k and the seed."""
+    """Draw every client's masks. Those of client k depend only on its graph, k and the seed."""
     if split.kind == "global":
         raise UserError(
-            f"split '{split}' is drawn over one whole graph, but these clients have only their "
-            f"own graphs. Use ':client' or ':stratified' in place of ':global'."
+            f"split '{split}' is drawn over one whole graph, but every client has a graph of its "
+            "own. Use ':client' or ':stratified' in place of ':global'."
         )
     return [
         ensure_train(_DRAWS[split.kind](split, graph, seed, client), graph, seed, client)
@@ -105,9 +107,9 @@ def draw(split: Split, graphs: Sequence[Graph], seed: int) -> list[Masks]:
 
 
 def draw_global(split: Split, graph: Graph, seed: int) -> Masks:
-    """Masks over a whole graph, to be taken along when it is partitioned.
+    """Draw masks over a whole graph before it is partitioned.
 
-    A client's share of them may hold no train node: see `ensure_train`.
+    A client's part of them may hold no train node; see `ensure_train`.
     """
     if split.kind != "global":
         raise ValueError(f"split '{split}' is drawn per client")
@@ -116,7 +118,7 @@ def draw_global(split: Split, graph: Graph, seed: int) -> Masks:
 
 
 def ensure_train(masks: Masks, graph: Graph, seed: int, client: int = 0) -> Masks:
-    """The masks, with one train node where the graph has labelled nodes but none to train on."""
+    """Return the masks, with one train node added if labelled nodes exist but none is train."""
     labelled = graph.labels != UNLABELLED
     if masks.train.any() or not labelled.any():
         return masks
@@ -153,7 +155,7 @@ def _draw_fold(split: Split, graph: Graph, seed: int, client: int) -> Masks:
 def _draw_own(split: Split, graph: Graph, seed: int, client: int) -> Masks:
     if not graph.own_masks:
         raise UserError(
-            f"split 'own' asks for masks that come with the data, and '{graph.name}' has none. "
+            f"split 'own' asks for masks that come with the data, but '{graph.name}' has none. "
             "Give shares instead, for example '0.6,0.2,0.2'."
         )
     own = graph.own_masks[seed % len(graph.own_masks)]
@@ -174,7 +176,7 @@ def _labelled(graph: Graph) -> IntArray:
 
 
 def _cut(nodes: IntArray, ratios: tuple[float, float, float]) -> list[IntArray]:
-    """Three consecutive parts, rounded down; the rest goes to the last part with a share."""
+    """Cut nodes into three parts, rounded down; the last non-zero part takes the rest."""
     sizes = [int(np.floor(ratio * len(nodes) + 1e-9)) for ratio in ratios]
     last = max(part for part, ratio in enumerate(ratios) if ratio > 0)
     sizes[last] += len(nodes) - sum(sizes)
@@ -182,7 +184,7 @@ def _cut(nodes: IntArray, ratios: tuple[float, float, float]) -> list[IntArray]:
 
 
 def _masks(graph: Graph, *parts: IntArray) -> Masks:
-    """Boolean masks from the nodes that train, validate and test."""
+    """Return boolean masks from the train, validation and test nodes."""
     masks = np.zeros((3, graph.num_nodes), dtype=np.bool_)
     for mask, nodes in zip(masks, parts, strict=False):
         mask[nodes] = True
@@ -192,7 +194,7 @@ def _masks(graph: Graph, *parts: IntArray) -> Masks:
 @dataclass(frozen=True)
 class _Default:
     split: str
-    partitions: frozenset[str] | None = None  # None: any
+    partitions: frozenset[str] | None = None  # None matches any
     datasets: frozenset[str] | None = None
 
     def applies(self, dataset: str, partition: str) -> bool:
@@ -204,7 +206,7 @@ class _Default:
 _METIS = frozenset({"metis", "metis-overlap"})
 _ARXIV = frozenset({"ogbn-arxiv"})
 
-# What the papers use, the first line that applies.
+# The splits of the papers. The first entry that applies is used.
 _DEFAULTS = (
     _Default("0.05,0.475,0.475:client", datasets=frozenset({"arxiv-year"})),  # FedSPA
     _Default("0.6,0.2,0.2:client", frozenset({"louvain"})),  # FedSPA, S2FGL
@@ -228,10 +230,10 @@ _DEFAULTS = (
 
 
 def default_split(dataset: str, partition: str) -> Split:
-    """The split the literature uses with this partition, for this dataset where it differs.
+    """Return the split that the literature uses with a partition and a dataset.
 
     >>> str(default_split("cora", "louvain"))
     '0.6,0.2,0.2:client'
     """
     rules = (rule for rule in _DEFAULTS if rule.applies(dataset.lower(), partition))
-    return parse(next(rules).split)
+    return parse_split(next(rules).split)

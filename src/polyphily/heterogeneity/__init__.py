@@ -1,1 +1,1 @@
-"""How clients' graphs differ: pure functions of host graphs."""
+"""Measures of how the graphs of clients differ, as pure functions of host graphs."""

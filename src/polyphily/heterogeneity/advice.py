@@ -1,14 +1,15 @@
-"""From measures to words: what differs most between clients, and which methods are made for it.
+"""Advice from measures: how clients differ most, and which methods were designed for that.
 
-The rules are data: one entry of `RULES` per kind of heterogeneity, with the measure it rests on and
-the level from which we call it strong. The levels are ours. They were set by looking at federations
-that are known to be alike (random parts of Cora, METIS parts of Minesweeper: below every level but
-that of lost signal, which is not about differences) and known to differ (csbm with a homophily
-gap, Louvain parts of Cora), not by how well methods score. Each method is named for what its paper
-sets out to mend, and what our own studies say of it stands beside (`results`).
+The rules are data. `RULES` has one entry per kind of heterogeneity, with its measure and the level
+from which we call it strong. We set the levels ourselves. We looked at federations whose clients
+are known to be similar (random parts of Cora, METIS parts of Minesweeper) and at others whose
+clients are known to differ (csbm with a homophily gap, Louvain parts of Cora). Similar clients are
+below every level but that of lost signal, which is no difference between clients. Scores of methods
+were not used. A method is named if its paper addresses that kind of heterogeneity. The advice adds
+what our own studies found (`results`).
 
-A client with few labels or edges shows differences by chance, so it does not count; where fewer
-than half of the clients count, or fewer than two, nothing is said.
+A client with few labels or edges shows differences by chance, so it is not counted. If fewer than
+two clients, or fewer than half of them, are counted, no advice is given.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import numpy as np
 from polyphily.heterogeneity.inspection import Inspection, mean_of_pairs
 from polyphily.heterogeneity.results import in_words
 
-ENOUGH_LABELS, ENOUGH_EDGES = 50, 100  # of a client that counts
-SLIGHT = 0.5  # of its level: below that a kind of heterogeneity is slight
+ENOUGH_LABELS, ENOUGH_EDGES = 50, 100  # that a client needs to be counted
+SLIGHT = 0.5  # a measure below this share of its level is slight
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Rule:
     """One kind of heterogeneity.
 
     Attributes:
-        finding: what is the case where the measure is strong, in words.
-        measure: the name of the measure, as a reader finds it in the tables.
-        value: the measure of the clients that count; NaN where there is none.
-        level: from which it is strong.
-        methods: made for it.
-        reason: what these methods do about it.
-        compares: whether clients are compared, for which each of them must be large enough.
+        finding: what a strong measure means, in words.
+        measure: the name of the measure in tables.
+        value: computes the measure from the clients that are counted; NaN if it is undefined.
+        level: the value from which the measure is strong.
+        methods: the methods that were designed for it.
+        reason: how these methods address it.
+        compares: whether the measure compares clients, for which each must be large enough.
     """
 
     finding: str
@@ -51,14 +52,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence with the measure that it rests on.
+    """A piece of advice with the measure that it is based on.
 
     Attributes:
-        text: the sentence.
-        measure: the measure.
-        value: what it is here.
-        level: from which we call it strong.
-        methods: that are named.
+        text: the advice.
+        measure: the name of the measure.
+        value: the value of the measure.
+        level: the value from which the measure is strong.
+        methods: the methods that the text names.
     """
 
     text: str
@@ -69,8 +70,11 @@ class Advice:
 
 
 def _spread_of_homophily(inspection: Inspection, clients: Sequence[int]) -> float:
-    """The smaller of two ranges: a client of all but one class has a low adjusted homophily with
-    hardly an edge between classes, and edge homophily follows the mix of labels."""
+    """Return the smaller of the ranges of edge and adjusted homophily.
+
+    Each has a weakness of its own. A client with almost one class only has a low adjusted homophily
+    although hardly an edge joins two classes. Edge homophily depends on the mix of labels.
+    """
     chosen = [inspection.clients[k] for k in clients]
     values = np.array([(p.edge_homophily, p.adjusted_homophily) for p in chosen])
     known = values[~np.isnan(values).any(axis=1)]
@@ -78,7 +82,7 @@ def _spread_of_homophily(inspection: Inspection, clients: Sequence[int]) -> floa
 
 
 def _pairs(name: str) -> Callable[[Inspection, Sequence[int]], float]:
-    """The mean over pairs of a matrix, less what chance would show where that is known."""
+    """Return a function that averages a matrix over pairs, less the value expected by chance."""
 
     def value(inspection: Inspection, clients: Sequence[int]) -> float:
         chosen = np.ix_(clients, clients)
@@ -90,8 +94,11 @@ def _pairs(name: str) -> Callable[[Inspection, Sequence[int]], float]:
 
 
 def _neighbours(inspection: Inspection, clients: Sequence[int]) -> float:
-    """Neighbour divergence less label divergence: where labels are mixed differently, classes have
-    other neighbours even if edges come about in the same way."""
+    """Return the neighbour divergence less the label divergence.
+
+    If clients differ in their mix of labels, classes have different neighbours even if edges are
+    formed in the same way.
+    """
     found = [
         _pairs(name)(inspection, clients) for name in ("neighbour_divergence", "label_divergence")
     ]
@@ -117,7 +124,7 @@ RULES = (
         _neighbours,
         0.2,
         ("fedath", "fedhero"),
-        "they look for edges that mean the same at every client, or learn a structure to share",
+        "they look for edges that mean the same at every client, or share a learned structure",
     ),
     Rule(
         "clients differ in their mix of labels",
@@ -141,7 +148,7 @@ RULES = (
         _pairs("feature_divergence"),
         0.5,
         ("fedper", "moon"),
-        "they keep a part personal, or hold embeddings together",
+        "they keep a part of the model personal, or pull embeddings together",
     ),
     Rule(
         "dividing the graph cut nodes off from labels",
@@ -156,7 +163,7 @@ RULES = (
 
 
 def counting_clients(inspection: Inspection) -> list[int]:
-    """The clients that have enough labels and edges to tell a difference from chance."""
+    """Return the clients with enough labels and edges to tell a difference from chance."""
     return [
         k
         for k, client in enumerate(inspection.clients)
@@ -165,7 +172,7 @@ def counting_clients(inspection: Inspection) -> list[int]:
 
 
 def advise(inspection: Inspection) -> tuple[Advice, ...]:
-    """What to say about a federation, the strongest kind of heterogeneity first."""
+    """Return advice on a federation, for the strongest kind of heterogeneity first."""
     clients = counting_clients(inspection)
     everyone = len(inspection.clients)
     if everyone < 2:
@@ -186,19 +193,20 @@ def advise(inspection: Inspection) -> tuple[Advice, ...]:
     if not enough:
         thin = (
             f"No advice on how clients differ: {len(clients)} of {everyone} have "
-            f"{ENOUGH_LABELS} labels and {ENOUGH_EDGES} edges, too few to tell it from chance."
+            f"{ENOUGH_LABELS} labels and {ENOUGH_EDGES} edges, too few to tell differences from "
+            "chance."
         )
         return (*strong, Advice(thin))
     return (*(strong or [_nothing_strong(*known[0])]), *_about_edges(inspection))
 
 
 def _nothing_strong(rule: Rule, value: float) -> Advice:
-    """Says that clients are alike, or differ too little for advice."""
+    """Return advice for clients that are similar, or differ too little."""
     words = f"The largest measure is the {rule.measure}, {value:.2f} (strong from {rule.level:g})"
     if _ratio(rule, value) >= SLIGHT:
         text = f"Clients differ moderately. {words}: too little to recommend a method for it."
         return Advice(text, rule.measure, value, rule.level)
-    text = f"Clients are alike. {words}: fedavg has nothing to stumble over here."
+    text = f"Clients are similar. {words}: fedavg should work well here."
     return Advice(text, rule.measure, value, rule.level, ("fedavg",))
 
 
@@ -218,7 +226,7 @@ def _strong(rule: Rule, value: float, dataset: str, *, first: bool) -> Advice:
 
 
 def _about_edges(inspection: Inspection) -> tuple[Advice, ...]:
-    """A word on edges that hardly tell labels, whoever holds them."""
+    """Return advice if edges hardly inform about labels at any client."""
     sizes = [client.edges for client in inspection.clients]
     told = [client.label_informativeness for client in inspection.clients]
     known = [(e, t) for e, t in zip(sizes, told, strict=True) if not math.isnan(t)]
@@ -229,7 +237,7 @@ def _about_edges(inspection: Inspection) -> tuple[Advice, ...]:
     if mean >= 0.05:
         return ()
     text = (
-        f"Edges say little about labels by themselves: label informativeness {mean:.2f} (1 would "
-        "be everything). See what they are worth: add --backbone mlp to a comparison."
+        f"Edges alone say little about labels: label informativeness is {mean:.2f} (at most 1). "
+        "To see what the edges contribute, add --backbone mlp to a comparison."
     )
     return (Advice(text, "label informativeness", mean, 0.05),)

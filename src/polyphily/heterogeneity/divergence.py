@@ -1,7 +1,7 @@
-"""How two clients differ: in labels, in their classes' neighbours, in features, in embeddings.
+"""Distances between clients: in labels, in the neighbours of classes, in features, in embeddings.
 
-Distances between distributions over classes are total variation, 1/2 sum |p - q|: the share of one
-that would have to change to give the other, in [0, 1]. What is not defined is NaN.
+The distance between distributions over classes is the total variation, 1/2 sum |p - q|. It is the
+share of one distribution that has to change to give the other, in [0, 1]. Undefined values are NaN.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from polyphily.heterogeneity.homophily import class_mixing
 FloatArray = npt.NDArray[np.float64]
 T = TypeVar("T")
 
-PRINCIPAL = 16  # directions in which features are compared
-DIRECTIONS = 100  # random directions in which embeddings are compared
-QUANTILES = 256  # points at which two distributions on a line are compared
-FEWEST = 5  # nodes of a class that a client must have for its embeddings to be compared
-COVARIANCE = 2048  # features up to which their covariance is computed
+PRINCIPAL = 16  # number of directions in which features are compared
+DIRECTIONS = 100  # number of random directions in which embeddings are compared
+QUANTILES = 256  # number of points at which two distributions on a line are compared
+FEWEST = 5  # nodes of a class that a client needs for its embeddings to be compared
+COVARIANCE = 2048  # largest number of features whose covariance is computed
 
 
 def pairwise(items: Sequence[T], distance: Callable[[T, T], float]) -> FloatArray:
-    """All distances between two items, `[K, K]`, in both orders; zero on the diagonal."""
+    """Compute all distances between two items in both orders, `[K, K]`; the diagonal is zero."""
     found = np.zeros((len(items), len(items)))
     for i, first in enumerate(items):
         for j, second in enumerate(items):
@@ -40,7 +40,7 @@ def pairwise(items: Sequence[T], distance: Callable[[T, T], float]) -> FloatArra
 
 
 def symmetric(items: Sequence[T], distance: Callable[[T, T], float]) -> FloatArray:
-    """As `pairwise`, for a distance that does not depend on the order."""
+    """Compute `pairwise` for a distance that does not depend on the order."""
     found = np.zeros((len(items), len(items)))
     for i, first in enumerate(items):
         for j in range(i + 1, len(items)):
@@ -52,14 +52,14 @@ def symmetric(items: Sequence[T], distance: Callable[[T, T], float]) -> FloatArr
 
 
 def shares(counts: IntArray | FloatArray) -> FloatArray:
-    """Counts as shares of their sum along the last axis; NaN where that is zero."""
+    """Divide counts by their sum along the last axis; NaN where the sum is zero."""
     total = counts.sum(axis=-1, keepdims=True)
     found: FloatArray = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
     return found
 
 
 def total_variation(first: FloatArray, second: FloatArray) -> float:
-    """1/2 sum |p - q|.
+    """Compute 1/2 sum |p - q|.
 
     >>> total_variation(np.array([0.5, 0.5]), np.array([1.0, 0.0]))
     0.5
@@ -68,10 +68,10 @@ def total_variation(first: FloatArray, second: FloatArray) -> float:
 
 
 def chance_total_variation(first: IntArray | FloatArray, second: IntArray | FloatArray) -> float:
-    """The total variation to be expected between two samples of one distribution.
+    """Compute the expected total variation between two samples of one distribution.
 
-    For counts of these sizes, by the normal approximation: sum_c sqrt(p_c (1-p_c) s / (2 pi)) with
-    p the pooled shares and s = 1/n_1 + 1/n_2. What exceeds it is a difference.
+    It is the normal approximation for counts of these sizes, sum_c sqrt(p_c (1-p_c) s / (2 pi)),
+    with p the pooled shares and s = 1/n_1 + 1/n_2. A larger value indicates a difference.
     """
     sizes = np.array([first.sum(), second.sum()], dtype=np.float64)
     if (sizes == 0).any():
@@ -81,7 +81,7 @@ def chance_total_variation(first: IntArray | FloatArray, second: IntArray | Floa
 
 
 def neighbour_distribution(graph: Graph, classes: int) -> FloatArray:
-    """Q_ab, the share of class a's edges that lead to class b, `[C, C]` (FedHERO).
+    """Compute Q_ab, the share of class a's edges that lead to class b, `[C, C]` (FedHERO).
 
     The row of a class without edges is NaN.
     """
@@ -89,16 +89,17 @@ def neighbour_distribution(graph: Graph, classes: int) -> FloatArray:
 
 
 def neighbour_divergence(first: FloatArray, second: FloatArray) -> float:
-    """The mean over the classes that both clients have of the total variation of rows of Q."""
+    """Compute the mean total variation between rows of Q, over classes that both clients have."""
     gaps = np.abs(first - second).sum(axis=1) / 2
     known = ~np.isnan(gaps)
     return float(gaps[known].mean()) if known.any() else float("nan")
 
 
 def chance_neighbour_divergence(first: FloatArray, second: FloatArray) -> float:
-    """The neighbour divergence to be expected by chance, from the two clients' `class_mixing`.
+    """Compute the neighbour divergence expected by chance from two clients' `class_mixing`.
 
-    As if edges were drawn one by one; those of one hub are not, so chance may give more.
+    It assumes that edges are drawn independently. The edges of a hub are not, so the value may be
+    too small.
     """
     both = (first.sum(axis=1) > 0) & (second.sum(axis=1) > 0)
     rows = [chance_total_variation(first[a], second[a]) for a in np.flatnonzero(both)]
@@ -106,11 +107,11 @@ def chance_neighbour_divergence(first: FloatArray, second: FloatArray) -> float:
 
 
 def similarity(first: FloatArray, second: FloatArray) -> float:
-    """S(i, j) in [0, 1] of two clients' `class_mixing`.
+    """Compute the similarity S(i, j) in [0, 1] from two clients' `class_mixing`.
 
-    FedGSP asks for a normalised similarity of data distributions and names none. This is one minus
-    the total variation between the clients' distributions of (label, neighbour's label) over edges,
-    which holds the mix of labels and how they are joined.
+    FedGSP uses a normalised similarity of data distributions without defining it. We take one minus
+    the total variation between the distributions of (label, neighbour's label) over edges. They
+    reflect both the mix of labels and which labels are joined.
     """
     if not (first.any() and second.any()):
         return float("nan")
@@ -118,9 +119,9 @@ def similarity(first: FloatArray, second: FloatArray) -> float:
 
 
 def complementarity_ratio(similarities: FloatArray) -> float:
-    """r_c, the share of client pairs with S(i, j) < 1/2; r_s = 1 - r_c (FedGSP, Definitions 1-4).
+    """Compute r_c, the share of client pairs with S(i, j) < 1/2 (FedGSP, Definitions 1-4).
 
-    NaN where no pair has a similarity.
+    The similarity ratio is r_s = 1 - r_c. NaN if no pair has a similarity.
     """
     pairs = similarities[np.triu_indices(len(similarities), 1)]
     known = pairs[~np.isnan(pairs)]
@@ -128,11 +129,11 @@ def complementarity_ratio(similarities: FloatArray) -> float:
 
 
 def collaboration_heterogeneity(weights: FloatArray, parameters: FloatArray) -> float:
-    """H(G) = sum_ij w_ij ||θ_i - θ_j||^2 over all ordered pairs of clients (FedGSP, Theorems 2, 3).
+    """Compute H(G) = sum_ij w_ij ||θ_i - θ_j||^2 over all ordered pairs (FedGSP, Theorems 2, 3).
 
     Args:
-        weights: w, the strengths of collaboration, `[K, K]`.
-        parameters: one row per client.
+        weights: w, the weights of collaboration, `[K, K]`.
+        parameters: θ, one row per client.
 
     >>> collaboration_heterogeneity(np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[0.0], [2.0]]))
     6.0
@@ -146,24 +147,24 @@ def collaboration_heterogeneity(weights: FloatArray, parameters: FloatArray) -> 
 
 
 def quantiles(values: FloatArray) -> FloatArray:
-    """Each column's quantiles at the middles of `QUANTILES` equal parts, `[QUANTILES, columns]`."""
+    """Compute the quantiles of each column at `QUANTILES` midpoints, `[QUANTILES, columns]`."""
     at = (np.arange(QUANTILES) + 0.5) / QUANTILES
     found: FloatArray = np.quantile(values, at, axis=0)
     return found
 
 
 def line_wasserstein(first: FloatArray, second: FloatArray) -> float:
-    """W1 between distributions on a line from their `quantiles`, the mean over columns."""
+    """Compute W1 between distributions on a line from their `quantiles`, averaged over columns."""
     return float(np.abs(first - second).mean())
 
 
 def feature_divergence(graphs: Sequence[Graph]) -> FloatArray:
-    """W1 between clients' features in the leading directions of all of them, `[K, K]`.
+    """Compute W1 between clients' features along common principal directions, `[K, K]`.
 
-    Columns are brought to deviation one over all clients; the `PRINCIPAL` leading directions of the
-    result are found, and the mean of W1 between two clients' projections is taken, each direction
-    in units of its own standard deviation. An estimate in two ways: other directions are not looked
-    at, and a distribution is its `QUANTILES` quantiles. No randomness.
+    Columns are scaled to standard deviation 1 over all clients. W1 between the projections of two
+    clients is averaged over the `PRINCIPAL` leading directions, each in units of its standard
+    deviation. The result is an estimate for two reasons: other directions are ignored, and a
+    distribution is represented by `QUANTILES` quantiles. It is deterministic.
     """
     sizes = [graph.num_nodes for graph in graphs]
     stack = sp.vstack if sp.issparse(graphs[0].features) else np.concatenate
@@ -175,9 +176,9 @@ def feature_divergence(graphs: Sequence[Graph]) -> FloatArray:
 
 
 def principal_scores(x: npt.NDArray[np.float32] | sp.csr_array) -> FloatArray:
-    """The rows' projections on the leading principal directions, each of deviation one.
+    """Project rows on the leading principal directions, each scaled to standard deviation 1.
 
-    Columns are scaled to deviation one first; those that are constant are left out.
+    Columns are scaled to standard deviation 1 first. Constant columns are left out.
     """
     rows = x.shape[0]
     sparse = sp.issparse(x)
@@ -200,7 +201,7 @@ def principal_scores(x: npt.NDArray[np.float32] | sp.csr_array) -> FloatArray:
 
 
 def _principal_directions(x: FloatArray | sp.csr_array, mean: FloatArray) -> FloatArray:
-    """The leading right singular vectors of x - 1 mean^T, `[F, at most PRINCIPAL]`."""
+    """Compute the leading right singular vectors of x - 1 mean^T, `[F, at most PRINCIPAL]`."""
     rows, width = x.shape
     if width <= COVARIANCE:
         product: Any = x.T @ x
@@ -226,21 +227,22 @@ def _principal_directions(x: FloatArray | sp.csr_array, mean: FloatArray) -> Flo
 def embedding_divergence(
     embeddings: Sequence[FloatArray], labels: Sequence[IntArray], classes: int, seed: int = 0
 ) -> tuple[FloatArray, FloatArray]:
-    """How far apart clients place nodes of one class (FedATH, ICML 2025, Figure 1b).
+    """Compute how far apart clients embed nodes of one class (FedATH, ICML 2025, Figure 1b).
 
-    Sliced W1: the mean over `DIRECTIONS` random directions of W1 between projections, over the
-    root mean square distance of all embeddings from their mean, so that runs can be compared. A
-    client takes part in a class with at least `FEWEST` nodes of it. The paper names no estimator.
+    The measure is sliced W1: W1 between projections, averaged over `DIRECTIONS` random directions.
+    It is divided by the root mean square distance of all embeddings from their mean, so that runs
+    can be compared. A client is considered for a class if it has at least `FEWEST` nodes of it. The
+    paper does not define the estimator.
 
     Args:
-        embeddings: of each client's nodes, `[n_k, H]`.
-        labels: of each client's nodes, -1 where unknown.
+        embeddings: the embeddings of each client's nodes, `[n_k, H]`.
+        labels: the labels of each client's nodes; -1 if unknown.
         classes: C.
-        seed: of the directions.
+        seed: the seed of the directions.
 
     Returns:
-        The mean over pairs of clients for every class, `[C]`, and over classes for every pair,
-        `[K, K]`; NaN where there is none.
+        The mean over pairs of clients for every class, `[C]`, and the mean over classes for every
+        pair, `[K, K]`; NaN if there is none.
     """
     everything = np.concatenate(embeddings)
     scale = np.sqrt(((everything - everything.mean(axis=0)) ** 2).sum(axis=1).mean())
@@ -265,7 +267,7 @@ def embedding_divergence(
 
 
 def mean_known(values: FloatArray, axis: int) -> FloatArray:
-    """The mean of what is not NaN; NaN where nothing is left."""
+    """Compute the mean of all values that are not NaN; NaN if there are none."""
     known = ~np.isnan(values)
     total, count = np.where(known, values, 0).sum(axis=axis), known.sum(axis=axis)
     found: FloatArray = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)

@@ -1,4 +1,4 @@
-"""The spectral response of a trained filter: what it does to a signal of frequency λ."""
+"""The spectral response of a trained filter: its factor on a signal of frequency λ."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ FloatArray = npt.NDArray[np.float64]
 Bases = Callable[[sp.csr_array, FloatArray], Iterator[tuple[FloatArray, FloatArray]]]
 
 FREQUENCIES = np.linspace(0, 2, 41)
-COLUMNS = 256  # features whose bases are held at a time
-MOMENTS = 64  # of the densities over frequencies: they tell apart what is 0.05 apart
-NEGLIGIBLE = 1e-3  # density of the features' energy, against its mean, below which there is none
+COLUMNS = 256  # number of features whose bases are in memory at a time
+MOMENTS = 64  # number of Chebyshev moments, for a resolution of 0.05 in frequency
+NEGLIGIBLE = 1e-3  # energy densities below this share of their mean count as zero
 
 
 def polynomial_response(
     coefficients: FloatArray, frequencies: FloatArray = FREQUENCIES
 ) -> FloatArray:
-    """g(λ) = sum_k γ_k (1-λ)^k for each row of coefficients γ, as in GPR-GNN.
+    """Compute g(λ) = sum_k γ_k (1-λ)^k for each row of coefficients γ, as in GPR-GNN.
 
     >>> polynomial_response(np.array([[0.0, 1.0]]), np.array([0.0, 1.0, 2.0])).tolist()
     [[1.0, 0.0, -1.0]]
@@ -39,16 +39,16 @@ def basis_response(
     tau: float,
     frequencies: FloatArray = FREQUENCIES,
 ) -> FloatArray:
-    """The response of UniFilter, z = sum_k w_k (τ P^k x + (1-τ) u_k), at every frequency.
+    """Compute the response of UniFilter, z = sum_k w_k (τ P^k x + (1-τ) u_k), at each frequency.
 
-    The heterophily basis u_k is a polynomial of P times x that depends on x, so every feature has a
-    filter of its own. This is what they do to the features' energy at a frequency, taken together:
-    see `observed_response`. (The mean of the polynomials themselves says nothing: where a feature
-    has no energy its polynomial is free, and takes values of any size.)
+    The heterophily basis u_k is a polynomial of P times x that depends on x, so every feature has
+    its own filter. The result is their joint effect on the energy of the features at a frequency;
+    see `observed_response`. The mean of the polynomials would be meaningless: at frequencies where
+    a feature has no energy, its polynomial is arbitrary and can be large.
 
     Args:
-        bases: pairs (P^k x, u_k) from P and x, for k = 0, 1, ….
-        propagation: P, of one client.
+        bases: returns the pairs (P^k x, u_k) for k = 0, 1, … from P and x.
+        propagation: P of one client.
         features: x of that client.
         coefficients: w, `[K+1, F]` or `[K+1, 1]`.
         tau: τ.
@@ -76,16 +76,16 @@ def observed_response(
     frequencies: FloatArray = FREQUENCIES,
     moments: int = MOMENTS,
 ) -> FloatArray:
-    """g(λ) = sum_f x_f^T E(λ) z_f / sum_f x_f^T E(λ) x_f: the factor that fits a filter best there.
+    """Compute g(λ) = sum_f x_f^T E(λ) z_f / sum_f x_f^T E(λ) x_f, the best-fitting factor at λ.
 
-    E(λ) projects on frequencies around λ: the kernel polynomial method with Jackson's damping,
-    whose window is about π / `moments` wide. NaN where the signals have no energy.
+    E(λ) projects on frequencies around λ, by the kernel polynomial method with Jackson damping. Its
+    window is about π / `moments` wide. NaN where the signals have no energy.
 
     Args:
         propagation: P = I - L, with eigenvalues in [-1, 1].
-        signals: some x_f, columns, and the same filtered; more of them, and so on.
+        signals: pairs of signals x_f, as columns, and the same signals filtered, z_f.
         frequencies: where to evaluate g.
-        moments: Chebyshev polynomials of P that are used.
+        moments: the number of Chebyshev polynomials of P.
     """
     found = np.zeros((2, moments))
     for before, after in signals:

@@ -1,8 +1,8 @@
-"""How labels go along edges: homophily in four definitions, and label informativeness.
+"""How labels relate along edges: four definitions of homophily, and label informativeness.
 
-All of them are about the data, not about training: every label that is known counts, whatever the
-split. An edge with an unlabelled end is left out, and so is an unlabelled node. What is not defined
-(no such edge, a single class) is NaN.
+They describe the data, not training: all known labels are used, regardless of the split. Unlabelled
+nodes are left out, and so are edges with an unlabelled end. Undefined values (no such edge, a
+single class) are NaN.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def class_mixing(graph: Graph, classes: int | None = None) -> FloatArray:
-    """How many edges lead from class a to class b, `[C, C]`; symmetric, an edge counts twice.
+    """Count the edges from class a to class b, `[C, C]`. It is symmetric: an edge counts twice.
 
     Args:
-        graph: the labels and edges.
-        classes: C; as many as the largest label tells unless given.
+        graph: the graph with its labels and edges.
+        classes: C; the largest label plus one unless given.
 
     >>> path = Graph.build(np.zeros((3, 1)), np.array([[0, 1], [1, 2]]), np.array([0, 0, 1]))
     >>> class_mixing(path).tolist()
@@ -34,21 +34,22 @@ def class_mixing(graph: Graph, classes: int | None = None) -> FloatArray:
 
 
 def class_counts(graph: Graph, classes: int | None = None) -> IntArray:
-    """How many nodes each class has, `[C]`."""
+    """Count the nodes of each class, `[C]`."""
     known = graph.labels[graph.labels != UNLABELLED]
     return np.bincount(known, minlength=classes or 0).astype(np.int64)
 
 
 def edge_homophily(graph: Graph) -> float:
-    """h = |{(u, v) in E: y_u = y_v}| / |E| (Zhu et al., NeurIPS 2020)."""
+    """Compute h = |{(u, v) in E: y_u = y_v}| / |E| (Zhu et al., NeurIPS 2020)."""
     source, target = _labels_at_ends(graph)
     return float((source == target).mean()) if len(source) else float("nan")
 
 
 def node_homophily(graph: Graph) -> float:
-    """The mean over nodes of the share of their neighbours of their label (Pei et al., ICLR 2020).
+    """Compute the mean over nodes of the share of neighbours with equal label (Pei et al., 2020).
 
-    A node without labelled neighbours counts as 0, as in torch_geometric; partitions make many.
+    A node without labelled neighbours counts as 0, as in torch_geometric. Partitioning creates many
+    of them.
     """
     known = graph.labels != UNLABELLED
     ends = graph.edges[:, known[graph.edges].all(axis=0)]
@@ -62,10 +63,11 @@ def node_homophily(graph: Graph) -> float:
 
 
 def class_insensitive_homophily(graph: Graph) -> float:
-    """1/(C-1) sum_k max(0, h_k - n_k/n), h_k the edge homophily of class k, n_k its size.
+    """Compute 1/(C-1) sum_k max(0, h_k - n_k/n), with h_k the edge homophily of class k.
 
-    (Lim et al., New Benchmarks for Learning on Non-Homophilous Graphs, 2021.) C counts the classes
-    that the graph has; a class without edges has h_k = 0.
+    (Lim et al., New Benchmarks for Learning on Non-Homophilous Graphs, 2021.) n_k is the number of
+    nodes of class k, and C the number of classes that occur in the graph. A class without edges has
+    h_k = 0.
     """
     mixing, counts = class_mixing(graph), class_counts(graph)
     present = np.count_nonzero(counts)
@@ -77,11 +79,11 @@ def class_insensitive_homophily(graph: Graph) -> float:
 
 
 def adjusted_homophily(graph: Graph) -> float:
-    """(h - sum_k p_k^2) / (1 - sum_k p_k^2), p_k the share of edge ends in class k.
+    """Compute (h - sum_k p_k^2) / (1 - sum_k p_k^2), with p_k the share of edge ends in class k.
 
-    Edge homophily beyond what the degrees of the classes bring about by themselves (Platonov et
-    al., Characterizing Graph Datasets for Node Classification, NeurIPS 2023): 1 where all edges
-    join equal labels, 0 where labels do not matter, negative where unlike labels attract.
+    It is edge homophily adjusted for the degrees of the classes (Platonov et al., Characterizing
+    Graph Datasets for Node Classification, NeurIPS 2023): 1 if all edges join equal labels, 0 if
+    edges are independent of labels, negative if edges join different labels preferably.
     """
     joint = _joint(graph)
     chance = (joint.sum(axis=1) ** 2).sum()
@@ -91,29 +93,30 @@ def adjusted_homophily(graph: Graph) -> float:
 
 
 def label_informativeness(graph: Graph) -> float:
-    """LI = I(y_u, y_v) / H(y_u) over a random edge (u, v): what a neighbour's label tells.
+    """Compute LI = I(y_u, y_v) / H(y_u) over a random edge (u, v), in [0, 1].
 
-    With p(a, b) the share of edges from a to b and p(a) that of edge ends in a (Platonov et al.,
-    NeurIPS 2023): LI = 2 - sum_ab p(a,b) ln p(a,b) / sum_a p(a) ln p(a). In [0, 1].
+    It is the information that a neighbour's label gives (Platonov et al., NeurIPS 2023). With
+    p(a, b) the share of edges from class a to class b, and p(a) the share of edge ends in class a,
+    LI = 2 - sum_ab p(a,b) ln p(a,b) / sum_a p(a) ln p(a).
     """
     joint = _joint(graph)
     margin = joint.sum(axis=1)
     entropy = -xlogy(margin, margin).sum()
     if entropy <= 1e-12:
         return float("nan")
-    # The difference of two entropies may be a hair below zero.
+    # Rounding may make the difference of two entropies slightly negative.
     return float(max(2 + xlogy(joint, joint).sum() / entropy, 0.0))
 
 
 def _joint(graph: Graph) -> FloatArray:
-    """p(a, b) over edges; no classes where there is no labelled edge."""
+    """Compute p(a, b) over edges; of shape [0, 0] if there is no labelled edge."""
     mixing = class_mixing(graph)
     total = mixing.sum()
     return mixing / total if total else np.zeros((0, 0))
 
 
 def _labels_at_ends(graph: Graph) -> tuple[IntArray, IntArray]:
-    """The labels at both ends of every edge, in both directions, where both are known."""
+    """Return the labels at both ends of all edges, in both directions, if both are known."""
     source, target = graph.labels[graph.edges]
     known = (source != UNLABELLED) & (target != UNLABELLED)
     return source[known], target[known]

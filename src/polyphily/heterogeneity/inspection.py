@@ -1,4 +1,4 @@
-"""Everything that is measured of a federation, in one object for tables, files and reports."""
+"""All measures of a federation in one object, for tables, files and reports."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Profile:
-    """What is measured of one graph. Labels count whatever the split, where they are known.
+    """The measures of one graph. All known labels are used, regardless of the split.
 
     Attributes:
-        name: the client's, or the dataset's.
-        nodes: how many.
-        edges: undirected, self-loops removed.
-        features: width of the features.
-        classes: how many the graph has nodes of.
-        labelled: nodes with a label.
-        train: train nodes.
-        edge_homophily: see `homophily`; so are the next four.
-        node_homophily: …
-        class_insensitive_homophily: …
-        adjusted_homophily: …
-        label_informativeness: …
-        high_frequency_area: of the features, by the symmetric normalised Laplacian.
-        high_frequency_area_combinatorial: by D - A.
+        name: the name of the client or of the dataset.
+        nodes: the number of nodes.
+        edges: the number of undirected edges without self-loops.
+        features: the number of features.
+        classes: the number of classes that occur in the graph.
+        labelled: the number of nodes with a label.
+        train: the number of train nodes.
+        edge_homophily: see `homophily.edge_homophily`.
+        node_homophily: see `homophily.node_homophily`.
+        class_insensitive_homophily: see `homophily.class_insensitive_homophily`.
+        adjusted_homophily: see `homophily.adjusted_homophily`.
+        label_informativeness: see `homophily.label_informativeness`.
+        high_frequency_area: of the features, with the symmetric normalised Laplacian.
+        high_frequency_area_combinatorial: the same with the Laplacian D - A.
         structure_inertia_score: SIS, a sum over nodes; see `pagerank`.
-        structure_inertia_per_node: SIS over nodes.
-        spectrum: share of the Laplacian's eigenvalues in each of equal parts of [0, 2].
+        structure_inertia_per_node: SIS divided by the number of nodes.
+        spectrum: the share of the Laplacian's eigenvalues in each of equal parts of [0, 2].
         spectrum_exact: whether all eigenvalues were computed.
         topology: degrees, density, clustering, components.
-        label_counts: nodes of each class.
+        label_counts: the number of nodes of each class.
         neighbours: Q_ab, the share of class a's edges that lead to class b.
     """
 
@@ -72,21 +72,21 @@ class Profile:
 
 @dataclass(frozen=True)
 class Trained:
-    """What is measured of a run's models.
+    """The measures of a run's models.
 
     Attributes:
-        method: what was trained.
-        network: what kind it is.
-        round: after how many rounds.
-        seed: of the run.
-        view: "received" or "trained": whose models.
-        embedding_divergence: between clients, mean over classes, `[K, K]`.
-        embedding_divergence_per_class: mean over pairs of clients, `[C]`.
-        frequencies: where the filters' responses are given; none where they have none.
-        responses: of each client's filter.
-        collaboration: "learned" or "equal": the weights w in H(G).
+        method: the method that was trained.
+        network: the kind of network.
+        round: the number of rounds that were trained.
+        seed: the seed of the run.
+        view: which models: "received" or "trained".
+        embedding_divergence: between clients, averaged over classes, `[K, K]`.
+        embedding_divergence_per_class: averaged over pairs of clients, `[C]`.
+        frequencies: where the responses of the filters are given; None if there are none.
+        responses: the response of each client's filter.
+        collaboration: the weights w in H(G): "learned" or "equal".
         heterogeneity: H(G) = sum_ij w_ij ||θ_i - θ_j||^2 of the clients' trained parameters.
-        heterogeneity_relative: H(G) over sum_ij w_ij (||θ_i||^2 + ||θ_j||^2).
+        heterogeneity_relative: H(G) divided by sum_ij w_ij (||θ_i||^2 + ||θ_j||^2).
     """
 
     method: str
@@ -105,22 +105,22 @@ class Trained:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A federation, measured.
+    """The measures of a federation.
 
     Attributes:
-        dataset: name or path.
-        partition: how it was divided.
+        dataset: the name or path of the data.
+        partition: the name of the partition.
         split: how train nodes were drawn; the structure inertia score depends on them.
-        seed: of partition, split and every estimate.
-        class_names: of the labels.
-        graph: the whole graph, where there is one.
-        clients: each client's graph.
+        seed: the seed of partition, split and all estimates.
+        class_names: the names of the labels.
+        graph: the measures of the whole graph, if there is one.
+        clients: the measures of each client's graph.
         pairs: matrices `[K, K]` by name; see `measure_pairs`.
-        similarity_ratio: share of client pairs with a similarity of one half or more.
-        complementarity_ratio: the other pairs' share.
-        lost: what the partition took away, where there was a whole graph.
-        trained: of a run's models, where there are any.
-        notes: which figures are estimates, and of what kind.
+        similarity_ratio: the share of client pairs with a similarity of one half or more.
+        complementarity_ratio: the share of the other pairs.
+        lost: what the partition lost, if there was a whole graph.
+        trained: the measures of a run's models, if there are any.
+        notes: which numbers are estimates, and of what kind.
     """
 
     dataset: str
@@ -138,7 +138,7 @@ class Inspection:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers; NaN where a measure is not defined."""
+        """Return plain lists and numbers; NaN where a measure is undefined."""
         found: dict[str, Any] = _plain(dataclasses.asdict(self))
         return found
 
@@ -148,12 +148,12 @@ def inspect(
     whole: Graph | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Inspection:
-    """Measures a federation.
+    """Measure a federation.
 
     Args:
-        federation: its clients' graphs.
+        federation: the clients' graphs.
         whole: the graph before it was divided (`whole_graph`), if there is one.
-        tell: called with what is being measured, before it is.
+        tell: called before each measurement with the name of what is measured.
     """
     classes, seed = len(federation.classes), federation.seed
     measured = []
@@ -188,7 +188,7 @@ def inspect(
 
 
 def profile(graph: Graph, classes: int, seed: int = 0) -> tuple[Profile, spectral.Spectrum]:
-    """Everything that is measured of one graph by itself, and its spectrum in full."""
+    """Compute the measures of one graph, and its spectrum."""
     counts = homophily.class_counts(graph, classes)
     train = np.zeros(graph.num_nodes, np.bool_) if graph.masks is None else graph.masks.train
     reach = pagerank.structure_inertia_score(graph, train, RESTART, seed=seed)
@@ -222,10 +222,10 @@ def profile(graph: Graph, classes: int, seed: int = 0) -> tuple[Profile, spectra
 def measure_pairs(
     graphs: Sequence[Graph], spectra: Sequence[spectral.Spectrum], classes: int
 ) -> dict[str, FloatArray]:
-    """How clients differ, `[K, K]` by name.
+    """Compute the distances between clients, as matrices `[K, K]` by name.
 
-    `spectral_kl` has KL(i || j) in row i; all others are symmetric. The two that end in `_chance`
-    are what clients of these sizes would show without any difference between them.
+    `spectral_kl` has KL(i || j) in row i. All others are symmetric. The two that end in `_chance`
+    are the values expected between clients of these sizes if their distributions were equal.
     """
     counts = [homophily.class_counts(graph, classes) for graph in graphs]
     mixing = [homophily.class_mixing(graph, classes) for graph in graphs]
@@ -248,14 +248,14 @@ def measure_pairs(
 
 
 def mean_of_pairs(matrix: FloatArray) -> float:
-    """The mean over pairs of different clients where a value is known; NaN where none is."""
+    """Compute the mean over pairs of different clients, ignoring NaN; NaN if nothing is left."""
     others = matrix[~np.eye(len(matrix), dtype=np.bool_)]
     known = others[~np.isnan(others)]
     return float(known.mean()) if len(known) else float("nan")
 
 
 def _notes(profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """Which figures are estimates."""
+    """Return notes on the measures that are estimates."""
     notes = []
     large = [p for p in profiles if not p.spectrum_exact]
     if large:
@@ -270,14 +270,14 @@ def _notes(profiles: Sequence[Profile]) -> tuple[str, ...]:
         )
     if any(p.nodes > pagerank.MANY for p in profiles):
         notes.append(
-            f"structure inertia of graphs with more than {pagerank.MANY:,} nodes is that of "
-            f"{pagerank.MANY:,} random ones, scaled up"
+            f"structure inertia of graphs with more than {pagerank.MANY:,} nodes is extrapolated "
+            f"from {pagerank.MANY:,} random nodes"
         )
     unlabelled = sum(p.labelled < p.nodes for p in profiles)
     if unlabelled:
         notes.append(
-            f"{unlabelled} of {len(profiles)} graphs have unlabelled nodes: labels are compared "
-            "where they are known"
+            f"{unlabelled} of {len(profiles)} graphs have unlabelled nodes: measures of labels use "
+            "labelled nodes only"
         )
     return tuple(notes)
 

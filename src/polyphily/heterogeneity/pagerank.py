@@ -1,7 +1,7 @@
-"""Personalised PageRank of a graph: P = α (I - (1-α) D^-1 A)^-1, and what S2FGL reads off it.
+"""Personalised PageRank of a graph, P = α (I - (1-α) D^-1 A)^-1, and measures that S2FGL uses.
 
-Row u of P is where a walk from u is found when it stops with probability α after every step. No
-function builds an n × n array for a graph of more than `LARGEST` nodes.
+Row u of P is the distribution of the last node of a walk from u that stops with probability α at
+every step. No function builds an n × n array for a graph of more than `LARGEST` nodes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from polyphily.graphs.random import generator
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-LARGEST = 4096  # nodes up to which P may be inverted as a whole
-DENSE = 2048  # nodes up to which that is the usual way
-BLOCK = 512  # rows of P that are pushed together beyond that
-MANY = 4096  # rows of P that a structure inertia score looks at, at the most
+LARGEST = 4096  # largest number of nodes for which P may be computed as a dense inverse
+DENSE = 2048  # largest number of nodes for which it is by default
+BLOCK = 512  # rows of P that forward push computes together
+MANY = 4096  # largest number of rows of P that a structure inertia score uses
 
 
 def walk_matrix(graph: Graph, *, loops: bool = False) -> sp.csr_array:
-    """D^-1 A, or (D+I)^-1 (A+I) with self-loops; a node without neighbours has a row of zeros.
+    """Compute D^-1 A, or (D+I)^-1 (A+I) with self-loops. Isolated nodes have a row of zeros.
 
     >>> path = Graph.build(np.zeros((3, 1)), np.array([[0, 1], [1, 2]]), np.zeros(3, int))
     >>> walk_matrix(path).toarray().tolist()
@@ -43,12 +43,12 @@ def walk_matrix(graph: Graph, *, loops: bool = False) -> sp.csr_array:
 def pagerank_matrix(
     graph: Graph, alpha: float, *, loops: bool = False, most: int | None = None
 ) -> FloatArray:
-    """P as a dense matrix, for graphs of at most `most` nodes; `DENSE` unless given."""
+    """Compute P as a dense matrix, for graphs of at most `most` nodes (default `DENSE`)."""
     if graph.num_nodes > min(DENSE if most is None else most, LARGEST):
         raise ValueError(f"{graph.name}: {graph.num_nodes} nodes are too many for a dense PageRank")
     walk = walk_matrix(graph, loops=loops)
     root = np.sqrt(np.maximum(np.diff(walk.indptr), 1))
-    # D^1/2 W D^-1/2 is symmetric, and I - (1-α) times it positive definite: half the work of an LU.
+    # With S = D^1/2 W D^-1/2 symmetric, I - (1-α) S is positive definite: Cholesky, not LU.
     system = -(1 - alpha) * (root[:, None] * walk.toarray() / root)
     np.fill_diagonal(system, 1 + system.diagonal())
     lower = lapack.dpotri(lapack.dpotrf(system, lower=1)[0], lower=1)[0]
@@ -60,14 +60,14 @@ def pagerank_matrix(
 def received_from(
     graph: Graph, sources: BoolArray, alpha: float, *, loops: bool = False
 ) -> FloatArray:
-    """sum over sources v of P_vu for every node u: how often walks from the sources end at u."""
+    """Compute sum_v P_vu over sources v for every node u: how many walks from sources end at u."""
     return _accumulate(walk_matrix(graph, loops=loops).T.tocsr(), sources, alpha)
 
 
 def sent_to(graph: Graph, targets: BoolArray, alpha: float, *, loops: bool = False) -> FloatArray:
-    """sum over targets v of P_uv for every node u: how often a walk from u ends at a target.
+    """Compute sum_v P_uv over targets v for every node u: how often a walk from u ends at a target.
 
-    Several sets of targets at once are columns, `[n, sets]`.
+    Several sets of targets are given as columns, `[n, sets]`.
     """
     return _accumulate(walk_matrix(graph, loops=loops), targets, alpha)
 
@@ -81,16 +81,17 @@ def strongest(
     nodes: IntArray | None = None,
     dense: int | None = None,
 ) -> FloatArray:
-    """max over targets v of P_uv for every node u; zero where there is no target.
+    """Compute max_v P_uv over targets v for every node u; zero if there is no target.
 
     Args:
-        graph: of any size.
-        alpha: probability of a restart.
-        targets: the nodes v; all of them unless given.
-        tolerance: beyond `dense` nodes P_uv is a lower bound, off by at most `tolerance` times the
-            degree of v.
-        nodes: the nodes u; all of them unless given.
-        dense: nodes up to which the result is exact; `DENSE` unless given, at most `LARGEST`.
+        graph: a graph of any size.
+        alpha: the probability of a restart.
+        targets: the nodes v; all nodes unless given.
+        tolerance: with more than `dense` nodes, P_uv is a lower bound. Its error is at most
+            `tolerance` times the degree of v.
+        nodes: the nodes u; all nodes unless given.
+        dense: the largest number of nodes for which the result is exact; `DENSE` unless given, at
+            most `LARGEST`.
     """
     among = np.ones(graph.num_nodes, dtype=np.bool_) if targets is None else targets
     rows = np.arange(graph.num_nodes) if nodes is None else nodes
@@ -116,18 +117,19 @@ def structure_inertia_score(
     most: int = MANY,
     seed: int = 0,
 ) -> float:
-    """SIS = sum_u max over train nodes v of P_uv (S2FGL, ICML 2025, Eq. 2): how far labels reach.
+    """Compute SIS = sum_u max_v P_uv over train nodes v (S2FGL, ICML 2025, Eq. 2).
 
-    Exact up to `LARGEST` nodes, a lower bound beyond (see `strongest`), and in a graph of more than
-    `most` nodes the sum over as many random ones, scaled up.
+    It measures how far labels reach. It is exact for up to `LARGEST` nodes and a lower bound for
+    larger graphs (see `strongest`). For more than `most` nodes it is extrapolated from a random
+    sample of `most` nodes.
 
     Args:
-        graph: of any size.
+        graph: a graph of any size.
         train: the nodes v.
-        alpha: probability of a restart.
-        tolerance: of the lower bound.
-        most: nodes u that are looked at.
-        seed: of their choice.
+        alpha: the probability of a restart.
+        tolerance: the tolerance of the lower bound.
+        most: the largest number of nodes u that are used.
+        seed: the seed of the sample.
     """
     if graph.num_nodes <= most:
         return float(strongest(graph, alpha, train, tolerance=tolerance, dense=LARGEST).sum())
@@ -137,7 +139,7 @@ def structure_inertia_score(
 
 
 def _accumulate(step: sp.csr_array, start: BoolArray, alpha: float) -> FloatArray:
-    """α sum_t (1-α)^t step^t start, to where the rest of the series is below 1e-12."""
+    """Compute α sum_t (1-α)^t step^t start until the rest of the series is below 1e-12."""
     term = alpha * start.astype(np.float64)
     total = term.copy()
     for _ in range(int(np.ceil(np.log(1e-12) / np.log1p(-alpha)))):
@@ -147,10 +149,10 @@ def _accumulate(step: sp.csr_array, start: BoolArray, alpha: float) -> FloatArra
 
 
 def _push(walk: sp.csr_array, rows: IntArray, alpha: float, tolerance: float) -> sp.csr_array:
-    """Rows of P by forward push (Andersen et al. 2006), all of them at once.
+    """Compute rows of P by forward push (Andersen et al. 2006), all of them at once.
 
-    A residual of at least tolerance · degree is pushed: α of it stays, the rest goes one step on.
-    What is left over adds at most tolerance · d_v to P_uv, as D P is symmetric.
+    A residual of at least tolerance · degree is pushed: α of it stays, the rest moves one step. The
+    remaining residual adds at most tolerance · d_v to P_uv, because D P is symmetric.
     """
     nodes = walk.shape[0]
     least = tolerance * np.maximum(np.diff(walk.indptr), 1)
@@ -169,5 +171,5 @@ def _push(walk: sp.csr_array, rows: IntArray, alpha: float, tolerance: float) ->
         rest.eliminate_zeros()
         steps.append(pushed)
         rest = sp.csr_array(rest + (1 - alpha) * (pushed @ walk))
-    # The last steps are the smallest: added up from there, few numbers are copied often.
+    # The last steps have the fewest entries: adding from the end copies the least.
     return alpha * reduce(lambda a, b: sp.csr_array(a + b), reversed(steps), 0 * rest)

@@ -1,4 +1,4 @@
-"""What dividing one graph among clients takes away: edges, and the labels' way along them."""
+"""What is lost when one graph is divided among clients: edges, and label signal along them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from polyphily.graphs.graph import BoolArray, Graph, IntArray
 from polyphily.heterogeneity.pagerank import sent_to
 
-RESTART = 0.15  # of the walks that carry labels, as in S2FGL
-AT_ONCE = 16  # clients whose labels are followed at a time
+RESTART = 0.15  # restart probability of the walks that carry labels, as in S2FGL
+AT_ONCE = 16  # number of clients whose labels are propagated together
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a partition loses; shares are NaN where there was nothing to lose.
+    """What a partition loses. A share is NaN if there was nothing to lose.
 
     Attributes:
-        edges: undirected edges whose ends no client holds together.
-        edges_share: of all edges.
-        same_class_share: lost edges among those that join equal labels.
-        other_class_share: lost edges among those that join different labels.
-        isolated: nodes that had neighbours and have none at (one of) their clients.
-        train_neighbours_share: lost among all pairs of a node and a train node next to it.
-        label_signal_share: lost among the label signal; see `label_signal_lost`.
+        edges: the number of undirected edges whose ends are at no client together.
+        edges_share: their share among all edges.
+        same_class_share: the lost share of edges that join equal labels.
+        other_class_share: the lost share of edges that join different labels.
+        isolated: the number of nodes that had neighbours and have none at (one of) their clients.
+        train_neighbours_share: the lost share of pairs of a node and a neighbouring train node.
+        label_signal_share: the lost share of label signal; see `label_signal_lost`.
     """
 
     edges: int
@@ -38,12 +38,12 @@ class Loss:
 
 
 def partition_loss(whole: Graph, parts: Sequence[IntArray], train: Sequence[BoolArray]) -> Loss:
-    """What is lost when client k holds the nodes `parts[k]` alone.
+    """Compute what is lost if client k holds the nodes `parts[k]`.
 
     Args:
         whole: the graph before it was divided.
         parts: each client's nodes; they may overlap.
-        train: which of them are train nodes.
+        train: for each client, which of its nodes are train nodes.
     """
     source, target = whole.edges
     kept = np.zeros(len(source), dtype=np.bool_)
@@ -75,12 +75,13 @@ def partition_loss(whole: Graph, parts: Sequence[IntArray], train: Sequence[Bool
 def label_signal_lost(
     whole: Graph, parts: Sequence[IntArray], train: Sequence[BoolArray], alpha: float = RESTART
 ) -> float:
-    """The share of the label signal that comes from other clients' train nodes.
+    """Compute the share of the label signal that comes from train nodes of other clients.
 
-    In the whole graph a walk from u with restarts ends at train nodes with probability
-    sum_v P_uv, P its personalised PageRank. Lost is what ends at train nodes that u's client does
-    not hold, over all nodes of all clients. Our measure of what S2FGL calls label signal
-    disruption: in [0, 1], and it can only grow when clients are divided further.
+    In the whole graph a walk from u with restarts ends at a train node with probability sum_v P_uv,
+    where P is the personalised PageRank. The walks that end at train nodes outside u's client are
+    lost. The result is their share over all nodes of all clients. It is our measure of what S2FGL
+    calls label signal disruption. It lies in [0, 1] and cannot decrease if clients are divided
+    further.
     """
     everywhere = np.zeros((whole.num_nodes, len(parts)), dtype=np.bool_)
     for k, (nodes, own) in enumerate(zip(parts, train, strict=True)):

@@ -1,6 +1,6 @@
-"""What our own studies found, as it ships with the package: `results.json` beside this file.
+"""The findings of our own studies, which ship with the package in `results.json`.
 
-It says what docs/results.md says, and one command writes both from the files in docs/results:
+They are those of docs/results.md. One command writes both from the files in docs/results:
 `polyphily study --no-run --out docs/results --write docs/results.md
 --digest src/polyphily/heterogeneity/results.json`.
 """
@@ -20,16 +20,16 @@ WHERE = "docs/results.md"
 
 @dataclass(frozen=True)
 class Finding:
-    """A method against FedAvg on the same backbone, in one setting, over the same seeds.
+    """A comparison of a method with FedAvg on the same backbone, in one setting, on equal seeds.
 
     Attributes:
-        method: which.
-        setting: dataset, partition, number of clients, in words.
-        dataset: its name.
-        view: whose models were scored: "received" or "trained".
-        metric: which score.
-        difference: in points; positive where the method is ahead.
-        p: of a paired t-test.
+        method: the name of the method.
+        setting: dataset, partition and number of clients, as text.
+        dataset: the name of the dataset.
+        view: which models were scored: "received" or "trained".
+        metric: the metric.
+        difference: in percentage points; positive if the method is better.
+        p: the p-value of a paired t-test.
         verdict: "better", "level" or "worse".
     """
 
@@ -45,7 +45,7 @@ class Finding:
 
 @cache
 def findings() -> dict[str, tuple[Finding, ...]]:
-    """All that was found, by method."""
+    """Return all findings by method."""
     text = resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")
     found: dict[str, tuple[Finding, ...]] = {}
     for entry in json.loads(text):
@@ -54,11 +54,11 @@ def findings() -> dict[str, tuple[Finding, ...]]:
 
 
 def in_words(methods: Sequence[str], dataset: str) -> str:
-    """What we found about methods, and on this dataset where we tried it.
+    """Return a sentence on our findings about methods, in general and on a dataset.
 
     Args:
-        methods: their names.
-        dataset: the one at hand, with options or without.
+        methods: the names of the methods.
+        dataset: the name of the dataset, with or without options.
     """
     known = findings()
     tried = [_one(known[method], dataset) for method in methods if method in known]
@@ -77,7 +77,7 @@ def _one(found: Sequence[Finding], dataset: str) -> str:
     )
     mean = statistics.fmean(entry.difference for entry in found)
     words = f"{found[0].method} better in {better or 'none'} of {len(found)} settings, worse in "
-    words += f"{worse or 'none'}, by {mean:+.2f} points in the mean"
+    words += f"{worse or 'none'}, by {mean:+.2f} points on average"
     here = [entry for entry in found if entry.dataset == dataset.partition(":")[0]]
     if here:
         settings = ", ".join(f"{entry.setting}: {entry.difference:+.2f}" for entry in here)

@@ -10,24 +10,24 @@ from scipy.sparse.csgraph import connected_components
 
 from polyphily.graphs.graph import Graph, IntArray
 
-ENTRIES = 4_000_000  # matrix entries that counting triangles holds at a time
+ENTRIES = 4_000_000  # matrix entries in memory at a time while triangles are counted
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What a graph looks like.
+    """The topology of a graph.
 
     Attributes:
-        degree_mean: 2m/n.
-        degree_median: of all nodes.
-        degree_max: of all nodes.
-        isolated: nodes without an edge.
-        density: edges among possible edges, 2m / (n (n-1)).
-        clustering: mean over nodes of the share of their pairs of neighbours that are joined; a
+        degree_mean: the mean degree, 2m/n.
+        degree_median: the median degree.
+        degree_max: the largest degree.
+        isolated: the number of nodes without an edge.
+        density: the share of possible edges that exist, 2m / (n (n-1)).
+        clustering: the mean over nodes of the share of their pairs of neighbours that are joined. A
             node with fewer than two neighbours counts as 0 (Watts and Strogatz 1998).
         transitivity: the share of all such pairs that are joined.
-        components: connected components, an isolated node being one.
-        largest_component: share of the nodes in the largest.
+        components: the number of connected components; an isolated node is one.
+        largest_component: the share of nodes in the largest component.
     """
 
     degree_mean: float
@@ -42,6 +42,7 @@ class Topology:
 
 
 def topology(graph: Graph) -> Topology:
+    """Compute the topology of a graph."""
     nodes = graph.num_nodes
     degrees = np.bincount(graph.edges[0], minlength=nodes)
     pairs = degrees * (degrees - 1) / 2
@@ -61,10 +62,11 @@ def topology(graph: Graph) -> Topology:
 
 
 def triangles(graph: Graph) -> IntArray:
-    """How many triangles each node is in.
+    """Count the triangles of each node.
 
-    Edges point to the end of higher degree, so that no node has more than sqrt(2m) successors; a
-    triangle is an edge (u, v) with a common successor w. Memory is bounded, whatever the hubs.
+    Edges are directed to the end of higher degree, so that no node has more than sqrt(2m)
+    successors. A triangle is an edge (u, v) with a common successor w. Memory is bounded, even if
+    the graph has hubs.
 
     >>> square = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])  # with one diagonal
     >>> triangles(Graph.build(np.zeros((4, 1)), square, np.zeros(4))).tolist()

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from polyphily.core.local import MODEL, Local, Message, as_model, model_part
-from polyphily.core.method import Method, State, Uploads, parameter, register, to_each
+from polyphily.core.local import Local
+from polyphily.core.messages import (
+    Declared,
+    Mean,
+    Message,
+    Sizes,
+    State,
+    Sum,
+    Uploads,
+    as_model,
+    count,
+    model,
+    model_part,
+    to_each,
+)
+from polyphily.core.method import Method, parameter, register
 from polyphily.nn.backbones import Backbone
 
 WEIGHT = "weight"
@@ -18,10 +31,7 @@ WEIGHT = "weight"
 @register("fedavg", cite="McMahan et al., Communication-Efficient Learning, AISTATS 2017")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """w = sum_i (n_i / n) w_i after local training; everybody receives w."""
-
-    tallies: ClassVar[tuple[str, ...]] = (WEIGHT,)
-    averaged: ClassVar[Mapping[str, str] | str] = {MODEL: WEIGHT}
+    """w = sum_i (n_i / n) w_i after local training; every client receives w."""
 
     weighting: str = parameter(
         "nodes",
@@ -33,6 +43,13 @@ class FedAvg(Method):
     def shares(self, network: Backbone, parameter: str) -> bool:
         return True
 
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        weight = count(WEIGHT, (), Sum(), meaning="weight of the client in the mean")
+        return (model(sizes, Mean(WEIGHT)), weight)
+
+    def downloads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        return (model(sizes),)
+
     def upload(self, local: Local) -> Message:
         cohort = local.cohort
         counts = {
@@ -42,7 +59,7 @@ class FedAvg(Method):
         }[self.weighting]
         return {**super().upload(local), WEIGHT: cohort.constant(counts)}
 
-    def open(self, shared: Message, clients: int) -> State:
+    def init_server_state(self, shared: Message, clients: int) -> State:
         return as_model(shared)
 
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:

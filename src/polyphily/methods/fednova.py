@@ -1,13 +1,24 @@
-"""FedNova: averages directions instead of models, so that busy clients do not pull harder."""
+"""FedNova: averages normalised updates, so that clients with more steps do not count more."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polyphily.core.local import Local, Message, as_model, model_part
-from polyphily.core.method import State, Uploads, register
+from polyphily.core.local import Local
+from polyphily.core.messages import (
+    Declared,
+    Individually,
+    Message,
+    Sizes,
+    State,
+    Uploads,
+    as_model,
+    model_part,
+    public,
+)
+from polyphily.core.method import register
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 
 EFFORT = "effort"
@@ -19,12 +30,14 @@ class FedNova(FedAvg):
     """d_i = (w - w_i) / |a_i|_1; w <- w - (sum_i p_i |a_i|_1) sum_i p_i d_i.
 
     |a_i|_1 is a client's effort: its number of steps tau_i, or with SGD momentum rho
-    (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho). Where every client takes the same number
-    of steps this is FedAvg; it differs where they do not (`--epochs 1-5`).
+    (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho). If every client takes the same number of
+    steps, this is FedAvg; it differs if they do not (`--epochs 1-5`).
     """
 
-    public = (EFFORT,)
-    averaged = "the server divides every update by that client's own effort"
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        alone = Individually("the server divides every update by that client's own effort")
+        sent = [replace(declared, server=alone) for declared in super().uploads(sizes)]
+        return (*sent, public(EFFORT, (), alone, meaning="|a_i|_1"))
 
     def upload(self, local: Local) -> Message:
         rho = local.optimizer.momentum if local.optimizer.kind == "sgd" else 0.0

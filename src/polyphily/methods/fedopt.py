@@ -1,4 +1,4 @@
-"""FedOpt: the server treats the mean update as a gradient and steps adaptively."""
+"""FedOpt: the server takes adaptive steps with the mean update as its gradient."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from polyphily.core.local import Message, as_model, model_part
-from polyphily.core.method import State, Uploads, parameter, register
+from polyphily.core.messages import Declared, Message, Sizes, State, Uploads, as_model, model_part
+from polyphily.core.method import parameter, register
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 
 MEAN, SQUARE = "mean/", "square/"
@@ -27,8 +27,11 @@ class FedOpt(FedAvg):
     beta2: float = parameter(0.99, "decay of the second moment", symbol="β2")
     adaptivity: float = parameter(1e-3, "added to sqrt(v)", symbol="τ")
 
-    def open(self, shared: Message, clients: int) -> State:
-        state = super().open(shared, clients)
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        return super().uploads(sizes)  # this server needs only the mean update
+
+    def init_server_state(self, shared: Message, clients: int) -> State:
+        state = super().init_server_state(shared, clients)
         for name, value in shared.items():
             state[MEAN + name] = torch.zeros_like(value)
             state[SQUARE + name] = torch.full_like(value, self.adaptivity**2)
@@ -47,6 +50,7 @@ class FedOpt(FedAvg):
         return after
 
     def _second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        """Update the second moment v with D^2."""
         if self.rule == "adagrad":
             return v + square
         if self.rule == "yogi":

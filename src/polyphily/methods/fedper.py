@@ -1,4 +1,4 @@
-"""FedPer: the layers below are shared, the classifier is each client's own."""
+"""FedPer: all layers but the classifier are shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyphily.nn.backbones import Backbone
 @register("fedper", cite="Arivazhagan et al., Federated Learning with Personalization Layers, 2019")
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """FedAvg over all but the last layer, which never leaves the client."""
+    """FedAvg over all parameters except those of the last layer, which are personal."""
 
     evaluated = "personal"
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from polyphily.core.local import Local, Message
-from polyphily.core.method import Method, State, Uploads, parameter, register, to_each
+from polyphily.core.local import Local
+from polyphily.core.messages import (
+    AFTER_FIRST,
+    Declared,
+    Mean,
+    Message,
+    Sizes,
+    State,
+    Sum,
+    Uploads,
+    count,
+    statistic,
+    to_each,
+)
+from polyphily.core.method import Method, parameter, register
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
 
@@ -21,15 +33,32 @@ class FedProto(Method):
     """L = CE + lambda · mean over train nodes of MSE(h_v, prototype of v's class).
 
     A client's prototype of a class is the mean embedding of its train nodes in that class; the
-    server averages prototypes weighted by those nodes' number. A class nobody has has no pull.
+    server averages prototypes weighted by the number of those nodes. A class without train nodes at
+    any client has no term.
     """
 
     evaluated = "personal"
     selection = "client"
-    tallies = (COUNTS,)
-    averaged: ClassVar[Mapping[str, str] | str] = {PROTOTYPES: COUNTS}
 
     pull: float = parameter(1.0, "weight of the prototype term", symbol="λ")
+
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        return (
+            statistic(
+                PROTOTYPES,
+                (sizes.classes, sizes.embedding),
+                Mean(COUNTS),
+                meaning="mean embedding of the train nodes of each class",
+            ),
+            count(COUNTS, (sizes.classes,), Sum(), meaning="train nodes of each class"),
+        )
+
+    def downloads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        shape = (sizes.classes, sizes.embedding)
+        return (
+            statistic(PROTOTYPES, shape, rounds=AFTER_FIRST, meaning="mean over clients"),
+            count(COUNTS, shape[:1], rounds=AFTER_FIRST, meaning="train nodes of all clients"),
+        )
 
     def loss(self, local: Local) -> Tensor:
         output = local.forward()
@@ -55,8 +84,8 @@ class FedProto(Method):
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
         counts = uploads[COUNTS]
         total = (uploads[PROTOTYPES] * counts.unsqueeze(2)).sum(dim=0)
-        everybody = counts.sum(dim=0)
-        return {PROTOTYPES: total / everybody.clamp(min=1).unsqueeze(1), COUNTS: everybody}
+        all_counts = counts.sum(dim=0)
+        return {PROTOTYPES: total / all_counts.clamp(min=1).unsqueeze(1), COUNTS: all_counts}
 
     def download(self, state: State, clients: Sequence[int]) -> Message:
         return to_each(state, clients)

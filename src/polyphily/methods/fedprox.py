@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a leash on local training."""
+"""FedProx: FedAvg with a proximal term in each client's loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polyphily.core.local import Local, model_part
+from polyphily.core.local import Local
+from polyphily.core.messages import model_part
 from polyphily.core.method import parameter, register
 from polyphily.methods.fedavg import FedAvg
 
@@ -14,7 +15,7 @@ from polyphily.methods.fedavg import FedAvg
 @register("fedprox", cite="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """Adds (mu/2) ||w - w_received||^2 to each client's loss."""
+    """L = CE + (mu/2) ||w - w_received||^2."""
 
     mu: float = parameter(0.01, "weight of the proximal term", symbol="μ")
 

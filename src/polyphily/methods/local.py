@@ -1,10 +1,8 @@
-"""Local: every client trains alone. What federation must beat."""
+"""Local: every client trains alone. The baseline without federation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from polyphily.core.method import Method, register
 
@@ -16,4 +14,3 @@ class LocalOnly(Method):
 
     evaluated = "personal"
     selection = "client"
-    averaged: ClassVar[Mapping[str, str] | str] = {}

@@ -1,4 +1,4 @@
-"""MOON: local representations are drawn to the global model's, away from the last local model's."""
+"""MOON: a contrastive loss between representations of the local, global and last local model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, Message, model_part
+from polyphily.core.local import Local
+from polyphily.core.messages import Message, model_part
 from polyphily.core.method import parameter, register
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
@@ -22,18 +23,18 @@ TRAINED = "trained"
 class Moon(FedAvg):
     """L = CE + mu · mean over train nodes of -log(e^g / (e^g + e^p)).
 
-    g = cos(z, z_g) / T and p = cos(z, z_p) / T;
-    z, z_g and z_p are the embeddings of the model in training, of the received model and of the
-    client's model after its last round. A client that has not trained yet has no z_p: plain CE.
+    g = cos(z, z_g) / T and p = cos(z, z_p) / T, where z, z_g and z_p are the embeddings of the
+    model in training, of the received model and of the client's model after its last round. A
+    client that has not trained yet has no z_p and uses CE alone.
     """
 
     mu: float = parameter(1.0, "weight of the contrastive term", symbol="μ")
     temperature: float = parameter(0.5, "temperature of the contrastive term", symbol="T")
 
-    def remember(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
+    def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
         return {TRAINED: torch.zeros(len(cohort), dtype=cohort.dtype, device=cohort.device)}
 
-    def begin(self, local: Local) -> Message:
+    def prepare_round(self, local: Local) -> Message:
         nodes = local.cohort.train_nodes
         return {
             "global": local.frozen(model_part(local.received)).embedding[nodes],

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates cancel the drift of each client's gradient."""
+"""SCAFFOLD: control variates correct the drift of each client's gradient."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ import numpy as np
 import torch
 
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, Message, model_part
-from polyphily.core.method import State, Uploads, parameter, register, to_each
+from polyphily.core.local import Local
+from polyphily.core.messages import (
+    Declared,
+    Message,
+    Sizes,
+    State,
+    Sum,
+    Uploads,
+    model,
+    model_part,
+    to_each,
+)
+from polyphily.core.method import parameter, register
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
 
@@ -20,23 +31,31 @@ CONTROL, CHANGE, POPULATION = "control/", "control_change/", "clients"
 @register("scaffold", cite="Karimireddy et al., Stochastic Controlled Averaging, ICML 2020")
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Local gradients become g - c_i + c; then c_i is renewed, and c moves by the mean change.
+    """Local gradients become g - c_i + c; then c_i is updated, and c by the mean change.
 
-    Option I renews c_i by the gradient at the received model, whatever the optimiser; option II by
-    c_i - c + (w - w_i) / (tau_i lr), which is meant for plain SGD.
+    Option I sets c_i to the gradient at the received model, with any optimiser. Option II sets it
+    to c_i - c + (w - w_i) / (tau_i lr), which is meant for plain SGD.
     """
 
-    option: str = parameter("I", "how a client renews c_i", choices=("I", "II"))
+    option: str = parameter("I", "how a client updates c_i", choices=("I", "II"))
 
-    def whole_graph(self) -> str | None:
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        change = model(sizes, Sum(), prefix=CHANGE, meaning="change of the control variate c_i")
+        return (*super().uploads(sizes), change)
+
+    def downloads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        control = model(sizes, prefix=CONTROL, meaning="the server's control variate c")
+        return (*super().downloads(sizes), control)
+
+    def needs_whole_graph(self) -> str | None:
         if self.option == "II":
             return None
         return "option I takes the gradient over all train nodes (--set option=II does not)"
 
-    def remember(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
+    def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
         return {CONTROL + name: torch.zeros_like(value) for name, value in params.items()}
 
-    def begin(self, local: Local) -> Message:
+    def prepare_round(self, local: Local) -> Message:
         if self.option == "II":
             return {}
         names, values = zip(*local.params.items(), strict=True)
@@ -44,7 +63,7 @@ class Scaffold(FedAvg):
         grads = torch.autograd.grad(loss, values, materialize_grads=True)
         return dict(zip(names, grads, strict=True))
 
-    def correct(self, local: Local, grads: Message) -> Message:
+    def correct_gradients(self, local: Local, grads: Message) -> Message:
         return {
             n: g - local.memory[CONTROL + n] + local.received[CONTROL + n] for n, g in grads.items()
         }
@@ -62,16 +81,20 @@ class Scaffold(FedAvg):
         }
 
     def upload(self, local: Local) -> Message:
-        renewed = self.update_memory(local)
+        updated = self.update_memory(local)
         changes = {
             CHANGE + name.removeprefix(CONTROL): value - local.memory[name]
-            for name, value in renewed.items()
+            for name, value in updated.items()
         }
         return {**super().upload(local), **changes}
 
-    def open(self, shared: Message, clients: int) -> State:
+    def init_server_state(self, shared: Message, clients: int) -> State:
         zeros = {CONTROL + name: torch.zeros_like(value) for name, value in shared.items()}
-        return {**super().open(shared, clients), **zeros, POPULATION: torch.tensor(clients)}
+        return {
+            **super().init_server_state(shared, clients),
+            **zeros,
+            POPULATION: torch.tensor(clients),
+        }
 
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
         after = super().aggregate(state, uploads, rng)

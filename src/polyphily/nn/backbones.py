@@ -1,30 +1,32 @@
 """Backbones: the networks that methods train. Each is a module for any number of stacked clients.
 
-Parameters are created for one client, `[1, …]`; training passes stacked ones, `[K, …]`.
+Parameters are created for one client, `[1, …]`. Training passes stacked ones, `[K, …]`. All that
+the library needs to know about a backbone is in its class: to add one, write a class and decorate
+it with `register_backbone`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from polyphily.errors import unknown
 from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
 from polyphily.nn.sparse import SparseMatrix
+from polyphily.registry import Registry
 
 if TYPE_CHECKING:
-    from polyphily.core.cohort import Cohort
     from polyphily.nn.draws import Draws
+    from polyphily.nn.stacked import StackedGraph
 
 
 class Output(NamedTuple):
-    """What a backbone returns for every node of a cohort."""
+    """What a backbone returns for every node of a stacked graph."""
 
     logits: Tensor
     embedding: Tensor
@@ -32,17 +34,17 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a backbone, shared by all of them.
+    """The size of a backbone.
 
     Attributes:
         features: width of the input.
         classes: width of the output.
         hidden: width between layers.
         layers: number of layers.
-        dropout: before every layer but the first.
-        input_dropout: on the input features.
-        heads: attention heads (gat).
-        hops: propagation steps (gpr-gnn).
+        dropout: the share of entries dropped before every layer but the first.
+        input_dropout: the share of input features dropped.
+        heads: number of attention heads (gat).
+        hops: number of propagation steps (gpr-gnn).
     """
 
     features: int
@@ -55,40 +57,101 @@ class Shape:
     hops: int = 10
 
     def widths(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of every layer."""
+        """Return (inputs, outputs) of every layer."""
         sizes = [self.features, *[self.hidden] * (self.layers - 1), self.classes]
         return list(pairwise(sizes))
 
 
 class Backbone(nn.Module, ABC):
-    """A stacked network. Dropout is on exactly when `draws` are given."""
+    """A network for stacked clients. Dropout is on exactly when `draws` are given.
 
+    Attributes:
+        name: set by `register_backbone`.
+        citation: the paper; set by `register_backbone`.
+        local_reach: whether a node's output depends on no node further away than there are layers.
+            Otherwise training on samples is refused.
+        weighted_edges: whether the graph is read through its operators only (`gcn`, `random_walk`,
+            `mean`, `attention`), so that weights on edges take effect.
+        defaults: settings that serve this backbone better than the usual ones, by kind of data
+            ("homophilic", "heterophilic", …); see `polyphily.core.recipes.Recipe`.
+        shape: the size of the network.
+    """
+
+    name: ClassVar[str] = ""
     citation: ClassVar[str] = ""
+    local_reach: ClassVar[bool] = True
+    weighted_edges: ClassVar[bool] = True
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
 
     @abstractmethod
-    def forward(self, cohort: Cohort, draws: Draws | None = None) -> Output: ...
+    def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
+        """Return the output for every node; parameters have one entry for each client."""
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of `Output.embedding`."""
+        return self.shape.hidden if self.shape.layers > 1 else self.shape.classes
 
     @abstractmethod
     def is_classifier(self, parameter: str) -> bool:
-        """Whether a parameter belongs to the last layer (what FedPer keeps at home)."""
+        """Return whether a parameter belongs to the last layer (FedPer keeps these private)."""
 
-    def drop_input(self, cohort: Cohort, draws: Draws | None) -> Tensor | SparseMatrix:
-        x = cohort.x
+    def describe(self) -> str:
+        """Return the network's name for records; by default its registered name."""
+        return self.name or type(self).__name__
+
+    def drop_input(self, graph: StackedGraph, draws: Draws | None) -> Tensor | SparseMatrix:
+        """Return the input features after dropout."""
+        x = graph.x
         if draws is None or self.shape.input_dropout == 0:
             return x
         if isinstance(x, Tensor):
-            return draws.dropout(x, self.shape.input_dropout, cohort.x_pointers)
+            return draws.dropout(x, self.shape.input_dropout, graph.x_pointers)
         assert x.value is not None
-        return x.with_value(draws.dropout(x.value, self.shape.input_dropout, cohort.x_pointers))
+        return x.with_value(draws.dropout(x.value, self.shape.input_dropout, graph.x_pointers))
 
-    def drop(self, x: Tensor, cohort: Cohort, draws: Draws | None) -> Tensor:
+    def drop(self, x: Tensor, graph: StackedGraph, draws: Draws | None) -> Tensor:
+        """Return hidden features after dropout."""
         if draws is None:
             return x
-        return draws.dropout(x, self.shape.dropout, cohort.segments.pointers)
+        return draws.dropout(x, self.shape.dropout, graph.segments.pointers)
+
+
+# The registry ------------------------------------------------------------------------------------
+
+BACKBONES: Registry[type[Backbone]] = Registry(
+    "backbone", "backbones", modules=("polyphily.nn.unifilter",)
+)
+B = TypeVar("B", bound=type[Backbone])
+
+
+def register_backbone(name: str, *, cite: str = "") -> Callable[[B], B]:
+    """Make a backbone available by name, on the command line and in `polyphily.run`.
+
+    Its class is called with a `Shape` alone.
+    """
+
+    def add(cls: B) -> B:
+        BACKBONES.add(name, cls)  # first: a name that is taken must not change the class
+        cls.name, cls.citation = name.lower(), cite
+        return cls
+
+    return add
+
+
+def build(name: str, shape: Shape, seed: int) -> Backbone:
+    """Build a backbone with one client's initial parameters, which depend on the seed alone."""
+    backbone = BACKBONES.find(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return backbone(shape)
+
+
+# The backbones -----------------------------------------------------------------------------------
 
 
 class Stack(Backbone):
@@ -103,57 +166,52 @@ class Stack(Backbone):
         )
 
     @abstractmethod
-    def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module: ...
+    def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
+        """Build a layer; its `forward` takes features and the graph."""
 
-    def forward(self, cohort: Cohort, draws: Draws | None = None) -> Output:
+    def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
         *hidden, last = self.convs
-        x = self.drop_input(cohort, draws)
+        x = self.drop_input(graph, draws)
         embedding = None
         for conv in hidden:
-            embedding = conv(x, cohort).relu()
-            x = self.drop(embedding, cohort, draws)
-        logits = last(x, cohort)
+            embedding = conv(x, graph).relu()
+            x = self.drop(embedding, graph, draws)
+        logits = last(x, graph)
         return Output(logits, logits if embedding is None else embedding)
 
     def is_classifier(self, parameter: str) -> bool:
         return parameter.startswith(f"convs.{len(self.convs) - 1}.")
 
 
+@register_backbone("mlp")
 class MLP(Stack):
-    """No graph at all: the yardstick for what edges are worth."""
+    """Multilayer perceptron, which ignores edges: shows what a graph network gains from them."""
 
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
         return Linear(inputs, outputs)
 
 
+@register_backbone("gcn", cite="Kipf and Welling, ICLR 2017")
 class GCN(Stack):
     """Graph convolutional network."""
-
-    citation = "Kipf and Welling, ICLR 2017"
 
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
         return GCNConv(inputs, outputs)
 
 
+@register_backbone("sage", cite="Hamilton et al., NeurIPS 2017")
 class GraphSAGE(Stack):
-    """GraphSAGE, mean aggregator, full neighbourhoods."""
-
-    citation = "Hamilton et al., NeurIPS 2017"
+    """GraphSAGE with the mean aggregator over all neighbours."""
 
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
         return SAGEConv(inputs, outputs)
 
 
+@register_backbone("gat", cite="Velickovic et al., ICLR 2018")
 class GAT(Stack):
     """Graph attention network; `hidden` is the width of all heads together."""
 
-    citation = "Velickovic et al., ICLR 2018"
-
-    def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
-        heads = self.shape.heads
-        if last:
-            return GATConv(inputs, outputs, heads, average=True)
-        return GATConv(inputs, max(outputs // heads, 1), heads, average=False)
+    defaults: ClassVar = {"heterophilic": {"input_dropout": 0.0}}
 
     def __init__(self, shape: Shape) -> None:
         heads = shape.heads
@@ -161,20 +219,18 @@ class GAT(Stack):
             raise ValueError(f"gat: hidden ({shape.hidden}) must be a multiple of heads ({heads})")
         super().__init__(shape)
 
-
-class ACMGCN(Stack):
-    """Adaptive channel mixing GCN: low-pass, high-pass and identity channels per layer."""
-
-    citation = "Luan et al., NeurIPS 2022"
-
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
-        return ACMConv(inputs, outputs)
+        heads = self.shape.heads
+        if last:
+            return GATConv(inputs, outputs, heads, average=True)
+        return GATConv(inputs, max(outputs // heads, 1), heads, average=False)
 
 
+@register_backbone("gpr-gnn", cite="Chien et al., ICLR 2021")
 class GPRGNN(Stack):
     """Generalised PageRank GNN: an MLP, then learned weights of 0 to `hops` propagation steps."""
 
-    citation = "Chien et al., ICLR 2021"
+    local_reach = False
     restart = 0.1
 
     def __init__(self, shape: Shape) -> None:
@@ -187,12 +243,12 @@ class GPRGNN(Stack):
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
         return Linear(inputs, outputs)
 
-    def forward(self, cohort: Cohort, draws: Draws | None = None) -> Output:
-        z, embedding = super().forward(cohort, draws)
-        gamma = cohort.segments.expand(self.gamma)
+    def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
+        z, embedding = super().forward(graph, draws)
+        gamma = graph.segments.expand(self.gamma)
         logits = gamma[:, :1] * z
         for step in range(1, self.shape.hops + 1):
-            z = cohort.gcn @ z
+            z = graph.gcn @ z
             logits = logits + gamma[:, step : step + 1] * z
         return Output(logits, embedding if len(self.convs) > 1 else logits)
 
@@ -200,20 +256,11 @@ class GPRGNN(Stack):
         return parameter == "gamma" or super().is_classifier(parameter)
 
 
-BACKBONES: dict[str, Callable[[Shape], Backbone]] = {
-    "mlp": MLP,
-    "gcn": GCN,
-    "sage": GraphSAGE,
-    "gat": GAT,
-    "gpr-gnn": GPRGNN,
-    "acm-gcn": ACMGCN,
-}
+@register_backbone("acm-gcn", cite="Luan et al., NeurIPS 2022")
+class ACMGCN(Stack):
+    """Adaptive channel mixing GCN: low-pass, high-pass and identity channels per layer."""
 
+    defaults: ClassVar = {"homophilic": {"lr": 0.003}}
 
-def build(name: str, shape: Shape, seed: int) -> Backbone:
-    """A backbone with one client's initial parameters, the same for a seed on every machine."""
-    if name not in BACKBONES:
-        raise unknown("backbone", name, BACKBONES)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return BACKBONES[name](shape)
+    def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
+        return ACMConv(inputs, outputs)

@@ -1,4 +1,4 @@
-"""The host's cores, for small problems that a GPU solves one after the other, and slowly."""
+"""Threads on the host, for many small problems that a GPU would solve one after the other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ T = TypeVar("T")
 
 
 def count() -> int:
+    """Return the number of CPU cores."""
     return os.cpu_count() or 1
 
 
 def each(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
-    """`work` on every item, in the items' order; it should leave the interpreter free (LAPACK)."""
+    """Return `work` of every item, in order; it should release the GIL, as LAPACK does."""
     return list(_pool().map(work, items))
 
 

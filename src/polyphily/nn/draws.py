@@ -1,4 +1,4 @@
-"""Random draws that belong to a client, so that who else trains beside it changes nothing."""
+"""Random numbers of each client, which do not depend on the other clients in a process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from polyphily.nn import kernels
 
 _DOMAIN = 0x706F6C79  # keeps these streams apart from every other use of the same seeds
 _LEVELS = 1 << 16
-_KEPT = 64  # layouts of rows whose places are kept: batches of a sample have ever new ones
+_KEPT = 64  # layouts of rows that are cached: every sampled batch has a new one
 
 
 class Streams:
     """The random streams of some clients, for every round.
 
-    On a CPU a client's stream is a generator named by (seed, client, round). On a GPU every number
-    is a hash of (seed, client, round, call, place): no generator to keep, one pass for all clients,
-    and nothing for the host to do. Either way the stacked engine, the sequential engine and a site
-    that trains alone draw the same numbers on the same kind of device.
+    On a CPU a client's stream is a generator seeded by (seed, client, round). On a GPU every number
+    is a hash of (seed, client, round, call, place). That takes one pass for all clients, no state
+    and no work on the host. On devices of one kind, the stacked engine, the sequential engine and a
+    site that trains alone draw the same numbers.
 
     Args:
-        keys: (seed, client) of every client, in the cohort's order.
-        device: where the draws are wanted.
-        hashed: whether numbers are hashes; None: where the device is not a CPU.
+        keys: (seed, client) of every client, in the order of their rows.
+        device: where the numbers are used.
+        hashed: whether numbers are hashes; by default if the device is not a CPU.
     """
 
     def __init__(
@@ -46,18 +46,19 @@ class Streams:
             self.words = torch.from_numpy(np.array(words).view(np.int32)).to(device)
 
     def of_round(self, round_index: int | Tensor) -> Draws:
+        """Return the draws of a round; its number may be a tensor on the device."""
         if self.hashed:
             return HashedDraws(self, round_index)
         return SequentialDraws(self.keys, int(round_index))
 
     def places(self, pointers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The owner of every row, and the row's number among its owner's."""
+        """Return the owner of every row, and the row's number among those of its owner."""
         key = tuple(pointers)
         if key not in self._places:
             sizes = np.diff(key)
             owner = np.repeat(np.arange(len(sizes)), sizes)
             place = np.arange(key[-1]) - np.repeat(key[:-1], sizes)
-            if len(self._places) == _KEPT:
+            if len(self._places) == _KEPT:  # drop the oldest
                 del self._places[next(iter(self._places))]
             self._places[key] = (
                 torch.from_numpy(owner).to(self.device),
@@ -67,20 +68,20 @@ class Streams:
 
 
 def _level(p: float) -> tuple[int, float]:
-    """The threshold below which an entry is dropped, and the scale of the others."""
+    """Return the threshold below which an entry is dropped, and the scale of the others."""
     threshold = round(p * _LEVELS)
     return threshold, _LEVELS / (_LEVELS - threshold)
 
 
 class Draws:
-    """The draws of one round; each call goes on in every client's stream."""
+    """The random numbers of one round; each call advances every client's stream."""
 
     def dropout(self, x: Tensor, p: float, pointers: Sequence[int]) -> Tensor:
-        """Zeroes entries with probability `p` and scales the rest by 1/(1-p).
+        """Zero entries with probability `p` and scale the others by 1/(1-p).
 
         Args:
             x: `[rows, …]`.
-            p: to the nearest 1/65536.
+            p: a probability, rounded to a multiple of 1/65536.
             pointers: client `k` owns rows `pointers[k]` to `pointers[k + 1]`.
         """
         return x if p <= 0 else self._drop(x, *_level(p), pointers)
@@ -91,16 +92,16 @@ class Draws:
         return x * kept.view(x.shape).to(x.dtype).mul_(scale)
 
     def at_least(self, threshold: int, width: int, pointers: Sequence[int]) -> Tensor:
-        """Whether numbers drawn from 0 to 65535 reach a threshold, `[rows, width]`."""
+        """Return whether integers drawn from 0 to 65535 reach a threshold, `[rows, width]`."""
         raise NotImplementedError
 
     def uniform(self, width: int, pointers: Sequence[int]) -> Tensor:
-        """Numbers in [0, 1), multiples of 2^-32, `[rows, width]` in float64."""
+        """Draw multiples of 2^-32 in [0, 1), `[rows, width]` in float64."""
         raise NotImplementedError
 
 
 class SequentialDraws(Draws):
-    """A generator for every client."""
+    """Draws from one generator per client."""
 
     def __init__(self, keys: Sequence[tuple[int, int]], round_index: int) -> None:
         self._streams = [
@@ -117,6 +118,7 @@ class SequentialDraws(Draws):
     def _words(
         self, kind: type[np.unsignedinteger[Any]], width: int, pointers: Sequence[int]
     ) -> npt.NDArray[Any]:
+        """Draw unsigned integers of a type, `[rows, width]`."""
         noise = np.empty(pointers[-1] * width, dtype=kind)
         each = 8 // noise.itemsize
         for stream, (start, stop) in zip(self._streams, pairwise(pointers), strict=True):
@@ -127,7 +129,7 @@ class SequentialDraws(Draws):
 
 
 class HashedDraws(Draws):
-    """A hash for every number."""
+    """Draws in which every number is a hash."""
 
     def __init__(self, streams: Streams, round_index: int | Tensor) -> None:
         self._streams, self._calls = streams, 0
@@ -143,7 +145,7 @@ class HashedDraws(Draws):
         return kernels.dropout(x, threshold, scale, places, self._streams.words, moment)
 
     def hashes(self, p: float, calls: int) -> kernels.Hashes | None:
-        """What decides in the next calls of `dropout`, which count as made; None: all is kept."""
+        """Return what decides in the next calls of `dropout`, and skip them; None if p is zero."""
         if p <= 0:
             return None
         call = self._calls + 1
@@ -157,7 +159,7 @@ class HashedDraws(Draws):
         return self._words(width, pointers).double() / 2.0**32 + 0.5
 
     def _words(self, width: int, pointers: Sequence[int]) -> Tensor:
-        """Signed 32-bit words, `[rows, width]`."""
+        """Return signed 32-bit hashes, `[rows, width]`."""
         owner, place = self._streams.places(pointers)
         self._calls += 1
         time = scrambled(self._round * _ODD + self._calls)
@@ -172,9 +174,9 @@ _ODD = -1640531527  # 2^32 over the golden ratio, as a signed number
 
 
 def scrambled(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words in which every bit of the input changes half of the output's.
+    """Hash 32-bit words by a bijection: each input bit changes about half of the output bits.
 
-    The finaliser of MurmurHash3 with the constants of Wellons' lowbias32.
+    This is the finaliser of MurmurHash3 with the constants of Wellons' lowbias32.
     """
     x = (x ^ shifted(x, 16)) * 0x7FEB352D
     x = (x ^ shifted(x, 15)) * -2073254261  # 0x846CA68B
@@ -182,5 +184,5 @@ def scrambled(x: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right of signed 32-bit words."""
+    """Shift signed 32-bit words to the right, filling with zeros."""
     return (x >> bits) & ((1 << (32 - bits)) - 1)

@@ -1,8 +1,8 @@
-"""Triton kernels for the products that torch has no single kernel for: one launch for all clients.
+"""Products for which torch has no single kernel, as Triton kernels: one launch for all clients.
 
-`available(x)` says whether they serve a tensor: float32 on a CUDA device, with Triton installed (it
-comes with torch's CUDA builds). Everything here has a form in plain torch, too, where it is used.
-Sums run in a fixed order, so results do not change from run to run.
+`available(x)` tells whether a tensor can use them: float32 on a CUDA device, with Triton installed
+(it comes with torch's CUDA builds). Every caller has an implementation in plain torch, too. Sums
+run in a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from polyphily.nn.segments import Segments
 
 TILE, LARGE_TILE = 32, 64  # rows of a client that a program multiplies at a time
-LARGE = 256  # mean rows of a client from which on tiles are large
-SHORT_TILE = 16  # that it mixes from many matrices
-TALL_TILE = 256  # that it sums up
+LARGE = 256  # mean number of rows of a client from which tiles are large
+SHORT_TILE = 16  # rows that a program mixes from many matrices
+TALL_TILE = 256  # rows that a program sums
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own interpreter, for tests
 
 
 def available(x: Tensor) -> bool:
+    """Return whether the kernels can be used for a tensor."""
     return TRITON and x.dtype == torch.float32 and (x.is_cuda or ON_CPU)
 
 
 def _power(number: int, least: int, most: int) -> int:
-    """The power of two that covers a number, within bounds."""
+    """Return the smallest power of two that is not below a number, within bounds."""
     return min(max(1 << (max(number, 1) - 1).bit_length(), least), most)
 
 
 def _blocks(width: int, degree: float) -> tuple[int, int, int]:
-    """Columns, rows and entries that a program of a sparse product takes at a time."""
+    """Return the columns, rows and entries that a program of a sparse product handles at a time."""
     height, entries = (8, 4) if degree < 6 else (4, 8) if degree < 64 else (1, 32)
     return _power(width, 16, 64), height, entries
 
@@ -48,7 +49,7 @@ def _blocks(width: int, degree: float) -> tuple[int, int, int]:
 def sparse_product(
     crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor
 ) -> Tensor:
-    """CSR times dense, `[rows, width]`."""
+    """Return CSR times dense, `[rows, width]`."""
     dense = dense.contiguous()
     width = dense.shape[1]
     out = dense.new_empty(rows, width)
@@ -64,7 +65,7 @@ def sparse_product(
 
 
 def entry_products(row: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """left · right^T at the given rows and columns, `[entries]`."""
+    """Return left · right^T at the given rows and columns, `[entries]`."""
     left, right = left.contiguous(), right.contiguous()
     out = left.new_empty(len(row))
     if len(row):
@@ -81,7 +82,7 @@ def _tile(segments: Segments) -> int:
 
 
 def grouped_product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
-    """Each client's rows times that client's matrix (`Segments.matmul`)."""
+    """Return each client's rows times that client's matrix (`Segments.matmul`)."""
     inner, outer = weight.shape[1], weight.shape[2]
     out = x.new_empty(segments.rows, outer)
     if out.numel() == 0:
@@ -97,7 +98,7 @@ def grouped_product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
 
 
 def grouped_gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
-    """x^T grad of each client's rows, `[clients, inner, outer]`."""
+    """Return x^T grad over each client's rows, `[clients, inner, outer]`."""
     inner, outer = x.shape[1], grad.shape[1]
     out = x.new_empty(len(segments), inner, outer)
     if out.numel() == 0:
@@ -112,7 +113,7 @@ def grouped_gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
 
 
 def segment_sum(x: Tensor, segments: Segments) -> Tensor:
-    """Sums of the rows of each client, `[rows, width] -> [clients, width]`."""
+    """Return the sum of the rows of each client, `[rows, width] -> [clients, width]`."""
     x = x.contiguous()
     width = x.shape[1]
     out = x.new_empty(len(segments), width)
@@ -133,7 +134,7 @@ def dropout(
     words: Tensor,
     moment: tuple[Tensor, int],
 ) -> Tensor:
-    """`x`, zero where an entry's hash is below the threshold, else scaled; differentiable."""
+    """Zero the entries whose hash is below the threshold and scale the others; differentiable."""
     dropped: Tensor = _Dropout.apply(x, threshold, scale, places, words, moment)  # type: ignore[no-untyped-call]
     return dropped
 
@@ -171,14 +172,17 @@ def _drop(
 def sum_by_kind(
     crow: Tensor, col: Tensor, kind: Tensor, hom: Tensor, het: Tensor, alpha: Tensor
 ) -> Tensor:
-    """Sums over neighbours whose edges have kinds (`decoupled.EdgeKinds.sum`); differentiable.
+    """Sum messages over neighbours by kind of edge; differentiable.
+
+    Homophilic edges carry `hom`, heterophilic ones `het`, and edges of unknown kind carry
+    alpha hom + (1 - alpha) het, with alpha of the target.
 
     Args:
-        crow: of a symmetric pattern in CSR form,
-        col: and its columns.
-        kind: of every entry, the same for an edge and its reverse.
-        hom: messages of the homophilic channel, `[nodes, width]`,
-        het: and of the heterophilic one.
+        crow: row pointers of a symmetric pattern in CSR form.
+        col: its columns.
+        kind: the kind of every entry, the same for an edge and its reverse.
+        hom: messages of the homophilic channel, `[nodes, width]`.
+        het: messages of the heterophilic channel, `[nodes, width]`.
         alpha: share of the homophilic channel at unknown edges, `[nodes, 1]`.
     """
     summed: Tensor = _SumByKind.apply(crow, col, kind, hom, het, alpha)  # type: ignore[no-untyped-call]
@@ -229,8 +233,7 @@ def mixed_channels(
     mix: Tensor,
     segments: Segments,
 ) -> Tensor:
-    """The end of an ACM layer (`layers.mixed_channels`), one pass over its inputs; differentiable
-    in all but the scales."""
+    """Compute `layers.mixed_channels` in one pass; differentiable in all but the scales."""
     mixed: Tensor = _MixedChannels.apply(own, pair, near, scales, attend, mix, segments)  # type: ignore[no-untyped-call]
     return mixed
 
@@ -284,27 +287,30 @@ class _MixedChannels(torch.autograd.Function):
 
 
 def precision() -> str:
-    """How float32 products are computed: as three products of TF32 halves, which together keep
-    float32's digits but for the last bits, or as one where torch is told that TF32 will do."""
+    """Return how float32 products are computed.
+
+    "tf32x3" is three TF32 products, which together are accurate to all but the last bits of
+    float32. "tf32" is one, used if torch is set to allow TF32.
+    """
     allowed = torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else "tf32x3"
 
 
 class Hashes(NamedTuple):
-    """What decides which entries are kept in consecutive calls of dropout."""
+    """What decides which entries are kept in consecutive calls of dropout; `call` is the first."""
 
     words: Tensor
     round_index: Tensor
-    call: int  # the first of them
+    call: int
     threshold: int
     scale: float
 
 
 def mixture(bases: Tensor, weight: Tensor, segments: Segments, hashes: Hashes | None) -> Tensor:
-    """sum_k weight[client, k] ∘ bases[k] at each row, `[orders, rows, F] -> [rows, F]`.
+    """Return sum_k weight[client, k] ∘ bases[k] at each row, `[orders, rows, F] -> [rows, F]`.
 
-    Every basis goes through a call of dropout of its own where hashes are given. The bases are
-    read once and nothing as large is made; differentiable in the weights, `[clients, orders, F]`.
+    If hashes are given, each basis has a call of dropout of its own. The bases are read once and
+    no tensor of their size is made. Differentiable in the weights, `[clients, orders, F]`.
     """
     mixed: Tensor = _Mixture.apply(weight, bases.contiguous(), segments, hashes)  # type: ignore[no-untyped-call]
     return mixed
@@ -337,7 +343,7 @@ def _mix(weight: Tensor, bases: Tensor, segments: Segments, hashes: Hashes | Non
 def _mixture_gradient(
     grad: Tensor, bases: Tensor, segments: Segments, hashes: Hashes | None
 ) -> Tensor:
-    """A sum for every tile, then the sums of each client's tiles: large clients are shared out."""
+    """Sum within every tile, then over each client's tiles, so that large clients are split."""
     orders, _, width = bases.shape
     tiles = segments.tiles(TALL_TILE)
     sums = bases.new_empty(len(tiles[0]), orders, width)

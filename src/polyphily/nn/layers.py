@@ -1,4 +1,4 @@
-"""Layers whose parameters have a leading client axis: `K` models, one pass for all."""
+"""Layers whose parameters have a leading client axis: one pass computes `K` models."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from polyphily.nn import kernels
 from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
-    from polyphily.core.cohort import Cohort
     from polyphily.nn.segments import Segments
+    from polyphily.nn.stacked import GraphOperators, StackedGraph
 
 
 def glorot(shape: tuple[int, ...], fan_in: int, fan_out: int) -> nn.Parameter:
-    """Uniform in ±sqrt(6/(fan_in+fan_out)), for one client."""
+    """Draw one client's parameter uniformly from ±sqrt(6/(fan_in+fan_out))."""
     bound = math.sqrt(6 / (fan_in + fan_out))
     return nn.Parameter(torch.empty(1, *shape).uniform_(-bound, bound))
 
 
 def zeros(*shape: int) -> nn.Parameter:
+    """Return one client's parameter of zeros."""
     return nn.Parameter(torch.zeros(1, *shape))
 
 
-def matmul(x: Tensor | SparseMatrix, weight: Tensor, cohort: Cohort) -> Tensor:
-    """Each client's rows of `x` times that client's `weight` `[K, inputs, outputs]`."""
+def matmul(x: Tensor | SparseMatrix, weight: Tensor, graph: GraphOperators) -> Tensor:
+    """Return each client's rows of `x` times that client's `weight`, `[K, inputs, outputs]`."""
     if isinstance(x, SparseMatrix):
         return x @ weight.reshape(-1, weight.shape[2])
-    return cohort.segments.matmul(x, weight)
+    return graph.segments.matmul(x, weight)
 
 
-def matmul_both(x: Tensor | SparseMatrix, one: Tensor, two: Tensor, cohort: Cohort) -> Tensor:
-    """Two products side by side. Wide features have larger weights than products, others not."""
-    if isinstance(x, SparseMatrix):
-        return torch.cat([matmul(x, one, cohort), matmul(x, two, cohort)], dim=1)
-    return matmul(x, torch.cat([one, two], dim=2), cohort)
+def matmul_both(
+    x: Tensor | SparseMatrix, one: Tensor, two: Tensor, graph: GraphOperators
+) -> Tensor:
+    """Return two products side by side."""
+    if isinstance(x, SparseMatrix):  # weights are larger than products: join the products
+        return torch.cat([matmul(x, one, graph), matmul(x, two, graph)], dim=1)
+    return matmul(x, torch.cat([one, two], dim=2), graph)
 
 
 class Linear(nn.Module):
@@ -50,9 +53,9 @@ class Linear(nn.Module):
         self.weight = glorot((inputs, outputs), inputs, outputs)
         self.bias = zeros(outputs) if bias else None
 
-    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
-        out = matmul(x, self.weight, cohort)
-        return out if self.bias is None else out + cohort.segments.expand(self.bias)
+    def forward(self, x: Tensor | SparseMatrix, graph: GraphOperators) -> Tensor:
+        out = matmul(x, self.weight, graph)
+        return out if self.bias is None else out + graph.segments.expand(self.bias)
 
 
 class GCNConv(nn.Module):
@@ -63,9 +66,9 @@ class GCNConv(nn.Module):
         self.weight = glorot((inputs, outputs), inputs, outputs)
         self.bias = zeros(outputs)
 
-    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
-        out = cohort.gcn @ matmul(x, self.weight, cohort)
-        return out + cohort.segments.expand(self.bias)
+    def forward(self, x: Tensor | SparseMatrix, graph: GraphOperators) -> Tensor:
+        out = graph.gcn @ matmul(x, self.weight, graph)
+        return out + graph.segments.expand(self.bias)
 
 
 class SAGEConv(nn.Module):
@@ -77,15 +80,15 @@ class SAGEConv(nn.Module):
         self.weight_near = glorot((inputs, outputs), inputs, outputs)
         self.bias = zeros(outputs)
 
-    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
-        near = cohort.mean @ matmul(x, self.weight_near, cohort)
-        return matmul(x, self.weight_self, cohort) + near + cohort.segments.expand(self.bias)
+    def forward(self, x: Tensor | SparseMatrix, graph: GraphOperators) -> Tensor:
+        near = graph.mean @ matmul(x, self.weight_near, graph)
+        return matmul(x, self.weight_self, graph) + near + graph.segments.expand(self.bias)
 
 
 class GATConv(nn.Module):
     """Graph attention (Velickovic et al. 2018), self-loops included, LeakyReLU slope 0.2.
 
-    Heads are concatenated, or averaged where `average` is set (the last layer).
+    Heads are concatenated, or averaged if `average` is set (in the last layer).
     """
 
     def __init__(self, inputs: int, outputs: int, heads: int, *, average: bool) -> None:
@@ -96,9 +99,9 @@ class GATConv(nn.Module):
         self.attend_target = glorot((heads, outputs), heads, outputs)
         self.bias = zeros(outputs if average else heads * outputs)
 
-    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
-        expand, edges = cohort.segments.expand, cohort.edges_with_loops
-        z = matmul(x, self.weight, cohort).view(-1, self.heads, self.outputs)
+    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph) -> Tensor:
+        expand, edges = graph.segments.expand, graph.attention
+        z = matmul(x, self.weight, graph).view(-1, self.heads, self.outputs)
         source = (z * expand(self.attend_source)).sum(dim=2)
         target = (z * expand(self.attend_target)).sum(dim=2)
         score = F.leaky_relu(edges.at_rows(target) + edges.at_cols(source), 0.2)
@@ -127,11 +130,11 @@ class ACMConv(nn.Module):
         self.attend = glorot((outputs, self.channels), outputs, 1)
         self.mix = glorot((self.channels, self.channels), self.channels, self.channels)
 
-    def forward(self, x: Tensor | SparseMatrix, cohort: Cohort) -> Tensor:
-        pair = matmul_both(x, self.weight_low, self.weight_high, cohort)
-        own = matmul(x, self.weight_self, cohort)
-        near = cohort.random_walk @ pair
-        return mixed_channels(own, pair, near, None, self.attend, self.mix, cohort.segments)
+    def forward(self, x: Tensor | SparseMatrix, graph: GraphOperators) -> Tensor:
+        pair = matmul_both(x, self.weight_low, self.weight_high, graph)
+        own = matmul(x, self.weight_self, graph)
+        near = graph.random_walk @ pair
+        return mixed_channels(own, pair, near, None, self.attend, self.mix, graph.segments)
 
 
 def mixed_channels(
@@ -143,19 +146,26 @@ def mixed_channels(
     mix: Tensor,
     segments: Segments,
 ) -> Tensor:
-    """3 times the mixture of M = relu(own) and, with [l, h] = pair and [l', h'] = near,
+    """Compute the channels of an ACM layer and return 3 times their mixture.
 
-        L = relu(l'), H = relu(h - h'), or with scales b and c: L = relu(b (l + l')),
-        H = relu(c h - b h'), by the weights softmax(sigmoid([L a_L, H a_H, M a_M]) W_mix / 3).
+    With [l, h] = pair and [l', h'] = near, the channels are
+
+        L = relu(l'), H = relu(h - h'), M = relu(own),
+
+    or with scales b and c
+
+        L = relu(b (l + l')), H = relu(c h - b h'), M = relu(own).
+
+    Their weights are softmax(sigmoid([L a_L, H a_H, M a_M]) W_mix / 3).
 
     Args:
-        own: what a node tells itself, `[nodes, width]`.
-        pair: for the low-pass and the high-pass channel, `[nodes, 2 · width]`.
-        near: what its neighbours tell these two.
-        scales: b and c of every node, `[nodes, 2]`, constants.
+        own: each node's own message for the identity channel, `[nodes, width]`.
+        pair: its own messages for the low-pass and the high-pass channel, `[nodes, 2 · width]`.
+        near: the messages of its neighbours for these two, `[nodes, 2 · width]`.
+        scales: b and c of every node, `[nodes, 2]`, without gradient.
         attend: a_L, a_H and a_M of every client, `[clients, width, 3]`.
         mix: W_mix of every client, `[clients, 3, 3]`.
-        segments: whose the nodes are.
+        segments: the nodes of each client.
     """
     if all(map(kernels.available, (own, pair, near))):
         return kernels.mixed_channels(own, pair, near, scales, attend, mix, segments)
@@ -174,7 +184,7 @@ def mixed_channels(
 def mixture(
     messages: Sequence[Tensor], scores: Sequence[Tensor], mix: Tensor, segments: Segments
 ) -> Tensor:
-    """n · sum_i w_i message_i, w = softmax(sigmoid(scores) W_mix / n), for n messages."""
+    """Return n · sum_i w_i message_i for n messages, w = softmax(sigmoid(scores) W_mix / n)."""
     mixed = segments.matmul(torch.cat(list(scores), dim=1).sigmoid(), mix) / len(messages)
     weights = torch.split(len(messages) * mixed.softmax(dim=1), 1, dim=1)
     first, *others = (w * m for w, m in zip(weights, messages, strict=True))

@@ -1,4 +1,4 @@
-"""Rows that belong to clients, block after block, and the products that respect the blocks."""
+"""Rows grouped by client, one block after the other, and operations on each block."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from torch import Tensor
 from polyphily.nn import kernels
 from polyphily.nn.sparse import SparseMatrix, flat, full
 
-PADDING = (
-    1.25  # clients share a padded product while the largest is at most this times the smallest
-)
+PADDING = 1.25  # largest ratio of sizes of clients that share a padded product
 
 
 class Run(NamedTuple):
@@ -27,11 +25,12 @@ class Run(NamedTuple):
     clients: slice
 
     def view(self, x: Tensor) -> Tensor:
+        """Return the rows of these clients as `[clients, size, width]`."""
         return x[self.rows].view(self.clients.stop - self.clients.start, -1, x.shape[1])
 
 
 class Bucket(NamedTuple):
-    """Clients of similar size, padded to the largest; `gather` points past the end for padding."""
+    """Clients of similar size, padded to the largest; `gather` is the number of rows at padding."""
 
     clients: Tensor
     gather: Tensor
@@ -40,7 +39,12 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Segments:
-    """Client `k` owns rows `pointers[k]` to `pointers[k + 1]`."""
+    """A division of rows among clients: `k` owns rows `pointers[k]` to `pointers[k + 1]`.
+
+    Attributes:
+        sizes: the number of rows of each client.
+        device: where tensors made from it live.
+    """
 
     sizes: tuple[int, ...]
     device: torch.device
@@ -50,6 +54,7 @@ class Segments:
 
     @cached_property
     def pointers(self) -> tuple[int, ...]:
+        """Where the rows of each client begin, and the number of rows."""
         return (0, *np.cumsum(self.sizes).tolist())
 
     @property
@@ -68,7 +73,7 @@ class Segments:
 
     @cached_property
     def membership(self) -> SparseMatrix:
-        """The 0/1 matrix `[clients, rows]`: its product sums rows by client."""
+        """The 0/1 matrix `[clients, rows]`, whose product sums rows by client."""
         rows = np.repeat(np.arange(len(self)), self.sizes)
         return SparseMatrix.from_coordinates(
             rows,
@@ -85,13 +90,17 @@ class Segments:
         return torch.tensor(self.pointers, device=self.device, dtype=torch.int32)
 
     def pointers_into(self, x: Tensor | SparseMatrix) -> tuple[int, ...]:
-        """Where each client's entries of a matrix begin: rows if it is dense, else those kept."""
+        """Return where each client's entries of a matrix begin: rows if dense, else stored ones."""
         if isinstance(x, Tensor):
             return self.pointers
         return tuple(x.crow[list(self.pointers)].tolist())
 
     def tiles(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Blocks of up to `size` rows of one client each: client, first row, end of the client."""
+        """Cut the rows of each client into blocks of up to `size`.
+
+        Returns:
+            The client of each block, its first row, and the end of the client's rows.
+        """
         if size not in self._tiles:
             counts = -(-np.asarray(self.sizes) // size)
             client = np.repeat(np.arange(len(self)), counts)
@@ -108,7 +117,7 @@ class Segments:
         return {}
 
     def tiled(self, size: int) -> Segments:
-        """Whose these blocks are: segments of blocks instead of rows."""
+        """Return the segments of these blocks: how many each client has."""
         if size not in self._tiled:
             counts = tuple(-(-rows // size) for rows in self.sizes)
             self._tiled[size] = Segments(counts, self.device)
@@ -119,7 +128,7 @@ class Segments:
         return {}
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sums of the rows of each client, `[rows, …] -> [clients, …]`."""
+        """Return the sum of the rows of each client, `[rows, …] -> [clients, …]`."""
         wide = flat(full(x))
         summed: Tensor = (
             _Sum.apply(wide, self)  # type: ignore[no-untyped-call]
@@ -129,13 +138,13 @@ class Segments:
         return summed.view(len(self), *x.shape[1:])
 
     def mean(self, x: Tensor) -> Tensor:
-        """Means of the rows of each client; zero for a client without rows."""
+        """Return the mean of the rows of each client; zero for a client without rows."""
         total = self.sum(x)
         sizes = self.counts.to(total.dtype).clamp(min=1)
         return total / sizes.view(-1, *[1] * (x.dim() - 1))
 
     def expand(self, per_client: Tensor) -> Tensor:
-        """Each client's value at each of its rows, `[clients, …] -> [rows, …]`."""
+        """Return each client's value at each of its rows, `[clients, …] -> [rows, …]`."""
         wide = flat(full(per_client))
         expanded: Tensor = (
             _Expansion.apply(wide, self)  # type: ignore[no-untyped-call]
@@ -145,9 +154,9 @@ class Segments:
         return expanded.view(self.rows, *per_client.shape[1:])
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Each client's rows times that client's matrix: `[rows, i]`, `[clients, i, o]`.
+        """Return each client's rows times that client's matrix: `[rows, i]`, `[clients, i, o]`.
 
-        Under autocast in the shorter numbers that it asks for, as torch's own products are.
+        Under autocast the product is computed in its dtype, as in torch's own products.
         """
         device = x.device.type
         if torch.is_autocast_enabled(device):
@@ -158,6 +167,7 @@ class Segments:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
+        """Runs of consecutive clients of equal size."""
         return tuple(self._runs())
 
     def _runs(self) -> Iterator[Run]:
@@ -168,7 +178,7 @@ class Segments:
 
     @cached_property
     def buckets(self) -> tuple[tuple[Bucket, ...], Tensor]:
-        """Padded groups of clients, and where each row lies in their outputs laid end to end."""
+        """Padded groups of clients, and where each row is in their concatenated outputs."""
         order = sorted(range(len(self)), key=lambda k: (self.sizes[k], k))
         groups: list[list[int]] = []
         for client in order:

@@ -1,4 +1,4 @@
-"""Sparse matrices whose products are cheap to repeat: int32 indices, the transpose kept at hand."""
+"""Sparse matrices for repeated products: int32 indices, with the transpose precomputed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from polyphily.nn import kernels
 
-CACHED = 8192  # entries whose rows are gathered at a time on a CPU
+CACHED = 8192  # entries whose rows are gathered at a time on a CPU, to fit its cache
 LARGE = 1_000_000  # entries above which cuSPARSE beats embedding_bag on a GPU
 
 
 def flat(x: Tensor) -> Tensor:
-    """`[rows, …]` as a matrix, also where there are no rows."""
+    """Return `[rows, …]` as a matrix, also if there are no rows."""
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 def full(x: Tensor) -> Tensor:
-    """`x` in float32 where autocast has made it shorter: sums of many numbers need more digits."""
+    """Return `x` in float32 if it is in half precision: long sums need more digits."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -33,8 +33,8 @@ def full(x: Tensor) -> Tensor:
 class SparseMatrix:
     """A matrix in CSR form together with the CSR form of its transpose.
 
-    `value_t[i] == value[permutation[i]]`, so values that change (learned edge weights, dropped-out
-    features) are carried to the transpose by one gather. A matrix of ones has no values stored.
+    `value_t[i] == value[permutation[i]]`: new values, such as learned edge weights or features
+    after dropout, are moved to the transpose by one gather. A matrix of ones stores no values.
     """
 
     shape: tuple[int, int]
@@ -57,7 +57,7 @@ class SparseMatrix:
         dtype: torch.dtype,
         device: torch.device,
     ) -> SparseMatrix:
-        """From coordinates sorted by row and then column, without repeats."""
+        """Build a matrix from coordinates sorted by row and then column, without repeats."""
         order = np.lexsort((rows, cols))
 
         def index(array: npt.NDArray[Any]) -> Tensor:
@@ -76,10 +76,12 @@ class SparseMatrix:
         return matrix.with_value(torch.from_numpy(np.ascontiguousarray(value)).to(device, dtype))
 
     def with_value(self, value: Tensor) -> SparseMatrix:
+        """Return a matrix with the same pattern and other values, `[nnz]`."""
         return replace(self, value=value, value_t=value.detach()[self.permutation])
 
     @property
     def nnz(self) -> int:
+        """The number of stored entries."""
         return len(self.col)
 
     @cached_property
@@ -91,6 +93,7 @@ class SparseMatrix:
 
     @cached_property
     def col_long(self) -> Tensor:
+        """The column of every entry, int64."""
         return self.col.long()
 
     @cached_property
@@ -109,25 +112,25 @@ class SparseMatrix:
         )
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        """The product with a dense matrix; gradients reach `dense`, and `value` where it asks."""
+        """Return the product with a dense matrix, differentiable in `dense` and `value`."""
         product: Tensor = _Product.apply(self, self.value, full(dense))  # type: ignore[no-untyped-call]
         return product
 
     def at_rows(self, x: Tensor) -> Tensor:
-        """`x` at the row of every entry, `[rows, …] -> [nnz, …]`."""
+        """Return `x` at the row of every entry, `[rows, …] -> [nnz, …]`."""
         return _gather(x, self.row, self._entries, self.crow)
 
     def at_cols(self, x: Tensor) -> Tensor:
-        """`x` at the column of every entry, `[columns, …] -> [nnz, …]`."""
+        """Return `x` at the column of every entry, `[columns, …] -> [nnz, …]`."""
         return _gather(x, self.col_long, self.permutation.int(), self.crow_t)
 
     def sum_by_row(self, entries: Tensor) -> Tensor:
-        """Sums values at the entries by row, `[nnz, …] -> [rows, …]`."""
+        """Sum values at the entries by row, `[nnz, …] -> [rows, …]`."""
         total: Tensor = _RowSum.apply(self, flat(full(entries)))  # type: ignore[no-untyped-call]
         return total.view(self.shape[0], *entries.shape[1:])
 
     def softmax(self, score: Tensor) -> Tensor:
-        """Softmax of values at the entries over each row, `[nnz, heads] -> [nnz, heads]`."""
+        """Return the softmax over each row of values at its entries, `[nnz, heads]`."""
         index = self.row.view(-1, 1).expand_as(score)
         lowest = score.new_full((self.shape[0], score.shape[1]), -torch.inf)
         peak = lowest.scatter_reduce(0, index, score.detach(), "amax")
@@ -139,9 +142,10 @@ class SparseMatrix:
         return torch.arange(self.nnz, device=self.col.device, dtype=torch.int32)
 
 
-def _pointers(sorted_or_not: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+def _pointers(index: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """Return where each value of an index begins once it is sorted."""
     pointers = np.zeros(size + 1, dtype=np.int64)
-    np.cumsum(np.bincount(sorted_or_not, minlength=size), out=pointers[1:])
+    np.cumsum(np.bincount(index, minlength=size), out=pointers[1:])
     return pointers
 
 
@@ -159,7 +163,7 @@ def _multiply_by_cusparse(
 
 
 def multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor) -> Tensor:
-    """CSR times dense. `embedding_bag` is this product, and mostly its fastest kernel in torch."""
+    """Return CSR times dense. torch's fastest kernel for it is mostly that of `embedding_bag`."""
     if len(col) == 0:
         return dense.new_zeros(rows, dense.shape[1])
     if kernels.available(dense):
@@ -173,7 +177,7 @@ def multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: 
 
 
 def _at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
-    """left · right^T at the entries of a pattern, in blocks that stay in the cache."""
+    """Return left · right^T at the entries of a pattern, in blocks that fit the cache."""
     if kernels.available(left):
         return kernels.entry_products(matrix.row, matrix.col, left, right)
     block = CACHED if not left.is_cuda else max(matrix.nnz, 1)
@@ -230,6 +234,6 @@ class _Gather(torch.autograd.Function):
 
 
 def _gather(x: Tensor, index: Tensor, entries: Tensor, pointers: Tensor) -> Tensor:
-    """`x[index]`, whose gradient is summed in a fixed order: the entries of each row of `x`."""
+    """Return `x[index]`; its gradient is summed in a fixed order, so it is deterministic."""
     gathered: Tensor = _Gather.apply(flat(full(x)), index, entries, pointers)  # type: ignore[no-untyped-call]
     return gathered.view(len(index), *x.shape[1:])

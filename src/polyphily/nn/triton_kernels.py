@@ -1,4 +1,4 @@
-"""The kernels themselves, in Triton's language: see `kernels` for what they are for."""
+"""Triton kernels; `polyphily.nn.kernels` documents and calls them."""
 
 from __future__ import annotations
 
@@ -155,13 +155,14 @@ def scrambled(x):
 
 @triton.jit
 def reaches(number, first, second, moment, threshold):
-    """Whether what is drawn for a number at a moment, in the stream of two words, does."""
+    """Return whether the hash of a number at a moment reaches a threshold."""
     number = scrambled(number + scrambled(first ^ moment))
     number = scrambled(number ^ scrambled(second ^ moment))
     return (number >> 16).to(tl.int32) >= threshold
 
 
-@triton.jit(do_not_specialize=("call", "width", "threshold"))  # they change, or have a type
+# Without `do_not_specialize` a changed value is compiled anew, and a 1 becomes an untyped constant.
+@triton.jit(do_not_specialize=("call", "width", "threshold"))
 def dropout_kernel(
     x,
     out,
@@ -292,7 +293,7 @@ def channel_messages(
     width,
     SCALED: tl.constexpr,
 ):
-    """The low-pass, high-pass and identity messages of a tile before their ReLUs."""
+    """Compute the low-pass, high-pass and identity messages of a tile before their ReLUs."""
     there = near + row * (2 * width) + column
     here = pair + row * pair_stride + column
     low = tl.load(there, mask=stored, other=0.0)
@@ -307,7 +308,7 @@ def channel_messages(
 
 @triton.jit
 def channel_weights(s0, s1, s2, mix):
-    """softmax(sigmoid(scores) W_mix / 3), and the sigmoids."""
+    """Return softmax(sigmoid(scores) W_mix / 3), and the sigmoids."""
     g0, g1, g2 = tl.sigmoid(s0), tl.sigmoid(s1), tl.sigmoid(s2)
     l0 = (g0 * tl.load(mix) + g1 * tl.load(mix + 3) + g2 * tl.load(mix + 6)) / 3
     l1 = (g0 * tl.load(mix + 1) + g1 * tl.load(mix + 4) + g2 * tl.load(mix + 7)) / 3
@@ -506,7 +507,7 @@ def entry_kernel(
     tl.store(out + entry, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=("call", "threshold"))  # they change, and have a type
+@triton.jit(do_not_specialize=("call", "threshold"))
 def mixture_kernel(
     bases,
     weight,

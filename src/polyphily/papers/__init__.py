@@ -1,7 +1,7 @@
-"""The settings that papers and their authors' code give per dataset, as data: `<method>_settings`.
+"""Settings published per dataset by papers or their authors' code: `<method>_settings.toml`.
 
 A file names its columns (keys, settings of a run, hyperparameters of the method) and has a row per
-case. `published` finds the row for a case.
+dataset, partition and number of clients. `published` finds a row.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from polyphily.errors import UserError
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper or its code used for one dataset, partition and number of clients.
+    """The settings of a paper or its code for one dataset, partition and number of clients.
 
     Attributes:
-        dataset: the dataset's name here.
-        partition: the partition's name here.
-        clients: how many.
-        settings: for `Settings`.
-        hyperparameters: for the method.
+        dataset: the name of the dataset in this library.
+        partition: the name of the partition in this library.
+        clients: the number of clients.
+        settings: arguments of `Settings`.
+        hyperparameters: of the method.
     """
 
     dataset: str
@@ -34,10 +34,10 @@ class Published:
 
 
 def table(method: str) -> list[Published]:
-    """Every case that a method's file has, in the file's order."""
+    """Return all rows of a method's file, in the order of the file."""
     file = resources.files(__name__).joinpath(f"{method}_settings.toml")
     if not file.is_file():
-        raise UserError(f"no published settings of '{method}' are kept here")
+        raise UserError(f"there are no published settings of '{method}' in this library")
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     columns = data["table"]
     found = []
@@ -55,7 +55,7 @@ def table(method: str) -> list[Published]:
 
 
 def published(method: str, dataset: str, partition: str, clients: int) -> Published:
-    """The case for a dataset, a partition and a number of clients.
+    """Return the published settings for a dataset, a partition and a number of clients.
 
     >>> published("fedgsp", "cora", "metis", 10).hyperparameters["gamma"]
     1.6

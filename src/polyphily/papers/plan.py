@@ -1,6 +1,6 @@
-"""What of a table is asked for, what of that can run here, and as which run.
+"""Select figures of a table, check which of them can run here, and turn each into a run.
 
-Nothing here imports torch, so that tables are listed at once.
+Nothing here imports torch, so that tables are listed quickly.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from polyphily.errors import UserError, unknown
@@ -19,7 +20,7 @@ from polyphily.papers import published
 from polyphily.papers.tables import AVERAGE, Figure, Paper, Protocol, Table
 
 QUICK_ROUNDS = 10
-USUAL_SEEDS = 3  # where a paper does not say how many
+USUAL_SEEDS = 3  # if the paper does not state a number
 NOT_A_RUN = "a mean over cells, not a run"
 NO_METHOD = "method not in the library yet"
 NO_DATA = "data not present"
@@ -27,16 +28,16 @@ NO_DATA = "data not present"
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked for; None leaves a choice to the paper.
+    """The user's selection; None stands for what the paper does.
 
     Attributes:
-        datasets: only these.
-        methods: only these, by a row's name or its method's.
+        datasets: only these datasets.
+        methods: only these methods, by the name of the row or of its method.
         clients: only these numbers of clients.
-        seeds: in place of 0, 1, … as many as in the paper.
-        rounds: in place of the paper's.
-        quick: one seed and few rounds, where they are not given.
-        device: where to train.
+        seeds: the seeds to run; by default 0, 1, …, as many as in the paper.
+        rounds: the number of rounds.
+        quick: one seed and few rounds, unless these are given.
+        device: the device to train on.
     """
 
     datasets: tuple[str, ...] | None = None
@@ -57,13 +58,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Order:
-    """A run that is wanted.
+    """A run to make.
 
     Attributes:
-        method: the method's name.
+        method: the name of the method.
         hyperparameters: of the method.
         data: arguments of `load`, without the seed.
-        seeds: all in one pass.
+        seeds: the seeds, all trained in one pass.
         settings: arguments of `Settings`.
     """
 
@@ -74,7 +75,7 @@ class Order:
     settings: dict[str, Any]
 
     def request(self) -> dict[str, Any]:
-        """What decides the outcome; where it is computed does not."""
+        """Return everything that determines the result of the run. The device does not."""
         return {
             "method": self.method,
             "set": self.hyperparameters,
@@ -86,11 +87,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Job(Order):
-    """One row in one cell, as a run.
+    """The run that reproduces a figure.
 
     Attributes:
-        figure: what it is compared with.
-        protocol: which of the scores is reported.
+        figure: the published figure that the result is compared with.
+        protocol: says which score is reported.
     """
 
     figure: Figure
@@ -99,17 +100,16 @@ class Job(Order):
 
 @cache
 def registered() -> frozenset[str]:
-    """The names under which methods are registered, read from their files without running them."""
+    """Return the names of all methods, read from the source files: importing them imports torch."""
     found = {point.name for point in entry_points(group="polyphily.methods")}
-    for file in resources.files("polyphily.methods").iterdir():
-        if file.name.endswith(".py"):
-            text = file.read_text(encoding="utf-8")
-            found |= set(re.findall(r'^@register\(\s*"([^"]+)"', text, flags=re.MULTILINE))
+    for file in Path(str(resources.files("polyphily.methods"))).rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        found |= set(re.findall(r'^@register\(\s*"([^"]+)"', text, flags=re.MULTILINE))
     return frozenset(found)
 
 
 def obstacle(paper: Paper, figure: Figure) -> str | None:
-    """Why a figure cannot be reproduced here, if it cannot."""
+    """Return the reason why a figure cannot be reproduced here; None if it can."""
     if AVERAGE in (figure.dataset, figure.method):
         return NOT_A_RUN
     if paper.variant(figure.method).method not in registered():
@@ -117,8 +117,8 @@ def obstacle(paper: Paper, figure: Figure) -> str | None:
     return None if is_present(figure.dataset) else NO_DATA
 
 
-def check(paper: Paper, tables: Sequence[Table], choice: Choice) -> None:
-    """Refuses names that none of the tables has."""
+def check_choice(paper: Paper, tables: Sequence[Table], choice: Choice) -> None:
+    """Raise an error for names and numbers of clients that no table has."""
     figures = [figure for table in tables for figure in table.figures]
     known = {
         "dataset": {_short(figure) for figure in figures} | {f.dataset for f in figures},
@@ -135,13 +135,13 @@ def check(paper: Paper, tables: Sequence[Table], choice: Choice) -> None:
 
 
 def select(paper: Paper, table: Table, choice: Choice) -> list[Figure]:
-    """The figures that were asked for, cell by cell."""
-    wanted = [figure for figure in table.figures if _wanted(paper, figure, choice)]
-    cells = list(dict.fromkeys(figure.cell for figure in wanted))
-    return sorted(wanted, key=lambda figure: cells.index(figure.cell))
+    """Return the selected figures, cell by cell."""
+    selected = [figure for figure in table.figures if _is_selected(paper, figure, choice)]
+    cells = list(dict.fromkeys(figure.cell for figure in selected))
+    return sorted(selected, key=lambda figure: cells.index(figure.cell))
 
 
-def _wanted(paper: Paper, figure: Figure, choice: Choice) -> bool:
+def _is_selected(paper: Paper, figure: Figure, choice: Choice) -> bool:
     def among(given: tuple[str, ...] | None, names: set[str]) -> bool:
         return given is None or any(name.lower() in names for name in given)
 
@@ -161,10 +161,14 @@ def _names(paper: Paper, figure: Figure) -> set[str]:
 
 
 def job(paper: Paper, table: Table, figure: Figure, choice: Choice) -> Job:
-    """The run that stands beside a figure: the table's protocol, with what the user changed."""
+    """Return the run for a figure: the table's protocol with the user's changes."""
+    from polyphily.core.method import create
+
     protocol, variant = table.protocol_of(figure.dataset), paper.variant(figure.method)
     clients = protocol.clients if figure.clients is None else figure.clients
     settings, hyperparameters = dict(protocol.settings), dict(variant.set)
+    if settings.get("backbone") not in create(variant.method, variant.set).supported_backbones():
+        settings.pop("backbone", None)  # the method has a network of its own
     if variant.published:
         case = published(variant.method, figure.dataset, figure.partition, int(clients or 0))
         settings |= case.settings

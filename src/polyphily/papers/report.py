@@ -1,4 +1,4 @@
-"""A reproduced table as data and as Markdown: published, ours, the difference, and what to know."""
+"""A reproduced table as data and as Markdown: published and our figures, differences, notes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ RIGHT = frozenset({"clients", "published", "ours", "difference"})
 
 @dataclass(frozen=True)
 class Line:
-    """A published figure and what became of it here.
+    """A published figure and our result.
 
     Attributes:
-        figure: the published one.
-        mean: ours over seeds.
-        std: over seeds.
-        seeds: that were run.
-        skipped: why there is nothing of ours.
-        folder: the run's.
+        figure: the published figure.
+        mean: mean of our result over seeds.
+        std: its standard deviation over seeds.
+        seeds: the seeds that were run.
+        skipped: the reason why there is no result of ours; None if there is one.
+        folder: the run folder.
     """
 
     figure: Figure
@@ -35,7 +35,7 @@ class Line:
 
 
 def as_data(paper: Paper, table: Table, lines: Sequence[Line], choice: Choice) -> dict[str, Any]:
-    """The table as one JSON object; every line that was asked for is in it."""
+    """Return the table as one JSON object with all selected lines."""
     shown = [line.figure for line in lines if line.skipped is None]
     protocols = [table.protocol, *[table.protocol_of(figure.dataset) for figure in shown]]
     rows = [_row(paper, table, line) for line in lines]
@@ -57,16 +57,16 @@ def as_data(paper: Paper, table: Table, lines: Sequence[Line], choice: Choice) -
 
 
 def reported(protocol: Protocol) -> str:
-    """What our figures are, in words."""
+    """Describe which score our figures are."""
     if protocol.metric == SECONDS:
         return "median seconds of a round"
     metric = {"f1_weighted": "weighted F1"}.get(protocol.metric, protocol.metric)
-    words = (VIEWS[protocol.view], MOMENTS[protocol.moment], MEANS[protocol.over])
-    return f"test {metric} in %: {', '.join(words)}"
+    parts = (VIEWS[protocol.view], MOMENTS[protocol.moment], MEANS[protocol.over])
+    return f"test {metric} in %: {', '.join(parts)}"
 
 
 def changes(protocol: Protocol, choice: Choice) -> list[str]:
-    """Where the user's choice departs from the paper."""
+    """List the differences between the user's selection and the paper's protocol."""
     found = ["a quick look"] if choice.quick else []
     count, usual = len(choice.seeds_of(protocol)), len(Choice().seeds_of(protocol))
     if count != usual:
@@ -96,14 +96,14 @@ def _row(paper: Paper, table: Table, line: Line) -> dict[str, Any]:
 
 
 def as_markdown(data: Mapping[str, Any]) -> str:
-    """The table for people: what ran, then the footnotes, then what did not run and why."""
+    """Return the table as Markdown: results, then footnotes, then what did not run and why."""
     ran = [row for row in data["rows"] if row["skipped"] is None]
     notes = list(dict.fromkeys(row["note"] for row in ran if row["note"]))
     parts = [
         _heading(data),
         _grid([_cells(row, data["digits"], notes) for row in ran]) if ran else "No cell has run.",
         _items("Marks", [f"**{mark}**: {text}" for mark, text in data["marks"].items()]),
-        _items("The print", [f"[{i}] {note}" for i, note in enumerate(notes, 1)]),
+        _items("On the printed figures", [f"[{i}] {note}" for i, note in enumerate(notes, 1)]),
         _items("Notes", data["notes"]),
         _items("Not run", _skipped(data["rows"])),
     ]
@@ -147,7 +147,7 @@ def _with_spread(value: Mapping[str, float | None], digits: int) -> str:
 
 
 def _grid(rows: Sequence[Mapping[str, str]]) -> str:
-    """A Markdown table whose columns also line up as plain text."""
+    """Return a Markdown table whose columns are also aligned as plain text."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in COLUMNS}
 
     def line(cells: Mapping[str, str]) -> str:
@@ -166,7 +166,7 @@ def _items(title: str, lines: Sequence[str]) -> str:
 
 
 def _skipped(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line per reason, with the datasets or methods that it concerns and how many figures."""
+    """Return a line per reason, with the datasets or methods concerned and how many figures."""
     reasons: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["skipped"] is not None:

@@ -1,4 +1,4 @@
-"""Runs what a table asks for: what is finished stands, what was interrupted goes on."""
+"""Run jobs in folders: finished runs are reused, interrupted runs are resumed."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from typing import Any
 import torch
 
 from polyphily.core.cohort import Cohort
-from polyphily.core.method import create
+from polyphily.core.method import VIEW_OF, create
 from polyphily.core.settings import from_mapping
 from polyphily.graphs.loading import Federation, load
 from polyphily.papers.plan import Job, Order
 from polyphily.papers.tables import SECONDS
 from polyphily.runs.folder import CONFIG, SUMMARY, RunFolder, safe_name, write_text
-from polyphily.runs.run import VIEW_OF, Execution
+from polyphily.runs.run import Execution
 from polyphily.runs.together import RATES, Together
 
-REQUEST = "reproduce.json"  # what a run folder was made for
+REQUEST = "reproduce.json"  # the job that a run folder was created for
 
-Go = Callable[[Execution, int], dict[str, Any]]
-"""Runs an execution that has so many rounds behind it, and gives its summary."""
+Train = Callable[[Execution, int], dict[str, Any]]
+"""Trains a run after a number of complete rounds, and returns its summary."""
 
-GoTogether = Callable[[Together], object]
-"""Runs several in one pass."""
+TrainTogether = Callable[[Together], object]
+"""Trains several runs in one pass."""
 
 
 def folder_of(out: Path, table: str, job: Job) -> Path:
     return out / safe_name(table) / safe_name(job.figure.cell) / safe_name(job.figure.method)
 
 
-def run(job: Order, folder: Path, go: Go) -> dict[str, Any]:
-    """The summary of a job, from its folder where it is finished."""
+def run(job: Order, folder: Path, train: Train) -> dict[str, Any]:
+    """Run a job and return its summary; read it from the folder if the run is finished."""
     if _is_for(folder, job) and (found := RunFolder(folder).read_summary()) is not None:
         return found
-    return go(*_prepared(job, folder))
+    return train(*_prepare(job, folder))
 
 
-def run_together(jobs: Mapping[Path, Order], go: GoTogether) -> None:
-    """Runs jobs of a group (`groups`), as many in one pass as fit into memory.
+def run_together(jobs: Mapping[Path, Order], train: TrainTogether) -> None:
+    """Run the jobs of a group (`groups`), as many in one pass as fit into memory.
 
-    What it leaves undone, a run that diverges or finds no memory, goes on with `run`.
+    Runs that diverge or run out of memory stay unfinished. Continue them with `run`.
     """
     folder, job = next(iter(jobs.items()))
     simulation = _execution(job, folder).simulation
     waiting = iter(jobs.items())
-    while len(chosen := dict(islice(waiting, simulation.room))) > 1:
-        runs = [_prepared(job, folder, simulation.cohort)[0] for folder, job in chosen.items()]
+    while len(chosen := dict(islice(waiting, simulation.groups.room))) > 1:
+        runs = [_prepare(job, folder, simulation.cohort)[0] for folder, job in chosen.items()]
         with suppress(torch.OutOfMemoryError):
-            go(Together(runs))
+            train(Together(runs))
 
 
 def groups(jobs: Mapping[Path, Order]) -> list[dict[Path, Order]]:
-    """The unfinished jobs that may run in one pass: all is the same but their rates."""
+    """Group unfinished jobs that can be trained in one pass: they differ in `RATES` only."""
     found: dict[str, dict[Path, Order]] = {}
     for folder, job in jobs.items():
         settings = from_mapping(job.settings)
@@ -66,15 +66,15 @@ def groups(jobs: Mapping[Path, Order]) -> list[dict[Path, Order]]:
             continue
         done = RunFolder(folder).rounds_saved() if _is_for(folder, job) else 0
         rest = {k: v for k, v in job.settings.items() if k not in RATES}
-        same = [job.method, job.hyperparameters, job.data, job.seeds, rest, done]
-        found.setdefault(json.dumps(same, sort_keys=True), {})[folder] = job
+        shared = [job.method, job.hyperparameters, job.data, job.seeds, rest, done]
+        found.setdefault(json.dumps(shared, sort_keys=True), {})[folder] = job
     return [group for group in found.values() if len(group) > 1]
 
 
-def _prepared(job: Order, folder: Path, cohort: Cohort | None = None) -> tuple[Execution, int]:
-    """The execution of a job and the rounds behind it, with the folder laid out for it.
+def _prepare(job: Order, folder: Path, cohort: Cohort | None = None) -> tuple[Execution, int]:
+    """Create or restore the run of a job; return it with the number of complete rounds.
 
-    Another run that is there is set aside.
+    If the folder holds another run, it is renamed.
     """
     execution = _execution(job, folder, cohort)
     if _is_for(folder, job):
@@ -98,13 +98,13 @@ def _execution(job: Order, folder: Path, cohort: Cohort | None = None) -> Execut
     )
 
 
-@lru_cache(maxsize=1)  # the rows of a cell follow each other
+@lru_cache(maxsize=1)  # consecutive jobs often share their data
 def _federations(data: str, seeds: tuple[int, ...]) -> list[Federation]:
     return [load(**json.loads(data), seed=seed) for seed in seeds]
 
 
 def _is_for(folder: Path, job: Order) -> bool:
-    """Whether the folder holds this very run, finished or not."""
+    """Check whether the folder holds the run of this job, finished or not."""
     file = folder / REQUEST
     if not (file.exists() and (folder / CONFIG).exists()):
         return False
@@ -112,7 +112,7 @@ def _is_for(folder: Path, job: Order) -> bool:
 
 
 def _set_aside(folder: Path) -> None:
-    """Renames a folder that holds another run, so that nothing is lost."""
+    """Rename a folder that holds another run, so that nothing is lost."""
     if not folder.exists():
         return
     number = 1
@@ -126,9 +126,9 @@ def is_finished(job: Order, folder: Path) -> bool:
 
 
 def outcome(job: Job, summary: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation over seeds of what the table reports, in percent or seconds."""
+    """Return mean and deviation over seeds of the reported score, in percent or seconds."""
     protocol = job.protocol
-    if protocol.metric == SECONDS:  # all seeds share a round
+    if protocol.metric == SECONDS:  # a round trains all seeds at once
         return summary["seconds_per_round_median"] / len(job.seeds), None
     view = VIEW_OF[summary["evaluated"]] if protocol.view == "own" else protocol.view
     scores = summary["views"][view][protocol.moment]["test"]

@@ -1,9 +1,12 @@
 """The papers' tables as data: protocols and published figures, one `<paper>.toml` for each paper.
 
-A file has a `[protocol]` for all its tables, `[rows]` that say which method and hyperparameters a
-printed row stands for (a row that is not there is the method of its name), `[marks]` that explain
-what a figure rests on that a sound run must not do, and `[[tables]]`. A table may change the
-protocol, and change it again for single datasets.
+A file has these parts:
+
+- `[protocol]`: the protocol of all tables. A table can change it, also for single datasets.
+- `[rows]`: the method and hyperparameters of each printed row. A row that is missing here is the
+  method of the same name.
+- `[marks]`: explanations of flaws in how published figures were obtained, which our runs avoid.
+- `[[tables]]`: the tables.
 """
 
 from __future__ import annotations
@@ -36,20 +39,20 @@ MEANS = {"clients": "plain mean over clients", "nodes": "mean over clients by th
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a table's figures come about.
+    """The way in which the figures of a table are obtained.
 
     Attributes:
-        metric: what is reported.
-        view: which model is scored, one of `VIEWS`.
-        moment: when, one of `MOMENTS`.
-        over: how clients' scores become one, one of `MEANS`.
-        seeds: how many runs the paper averages; 0 where it does not say.
-        split: of `load`.
-        normalize: of `load`.
-        clients: how many where the paper does not say.
-        settings: of a run.
-        marks: what every figure rests on.
-        notes: what the paper leaves open or contradicts, and what is done here.
+        metric: the score that is reported.
+        view: the model that is scored, one of `VIEWS`.
+        moment: the round that is scored, one of `MOMENTS`.
+        over: how clients' scores are averaged, one of `MEANS`.
+        seeds: how many runs the paper averages; 0 if it does not say.
+        split: argument of `load`.
+        normalize: argument of `load`.
+        clients: the number of clients, if the paper does not say.
+        settings: arguments of `Settings`.
+        marks: flaws of all figures of the table, keys of `Paper.marks`.
+        notes: what the paper leaves open or contradicts, and what we do.
     """
 
     metric: str = "accuracy"
@@ -67,13 +70,13 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a printed row stands for.
+    """The method and hyperparameters of a printed row.
 
     Attributes:
-        method: a method's name, in this library or not.
-        set: its hyperparameters, where they differ from the defaults.
+        method: the name of a method, whether this library has it or not.
+        set: hyperparameters that differ from the defaults.
         published: whether settings and hyperparameters are those of `<method>_settings.toml`.
-        marks: what its figures rest on, beyond the table's marks.
+        marks: flaws of the row's figures, in addition to the table's.
     """
 
     method: str
@@ -87,13 +90,14 @@ class Figure:
     """One published figure, or a place where one should be (`mean` is None).
 
     Attributes:
-        dataset: the dataset's name here, or "average".
-        partition: the partition's name here.
-        clients: how many; None where the partition decides or the paper is silent; "all".
-        method: the row's name.
+        dataset: the name of the dataset in this library, or "average".
+        partition: the name of the partition in this library.
+        clients: the number of clients, or "all"; None if the partition decides or the paper does
+            not say.
+        method: the name of the row.
         mean: as printed, in percent (or seconds).
         std: as printed.
-        note: where the print is damaged or contradicts itself.
+        note: says where the print is damaged or contradicts itself.
     """
 
     dataset: str
@@ -106,20 +110,20 @@ class Figure:
 
     @property
     def cell(self) -> str:
-        """The column that the figure stands in: data, partition and number of clients."""
+        """The cell of the figure: dataset, partition and number of clients."""
         return f"{self.dataset} {self.partition} {self.clients or ''}".strip()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, or a figure's study, of a paper.
+    """A table of a paper, or the numbers of a plot.
 
     Attributes:
-        name: its number as printed.
-        title: what it shows.
-        digits: decimals of the print.
-        figures: all of them, in the print's order.
-        common: the protocol's entries.
+        name: the printed number of the table.
+        title: what the table shows.
+        digits: the number of printed decimals.
+        figures: all figures, in printed order.
+        common: the entries of the protocol.
         datasets: entries that differ, by dataset.
     """
 
@@ -143,11 +147,11 @@ class Paper:
     """A paper's tables.
 
     Attributes:
-        name: of its method.
+        name: the name of its method.
         cite: authors, title, venue.
-        tables: by name, in the paper's order.
-        rows: what printed rows stand for.
-        marks: their explanations.
+        tables: the tables by name, in printed order.
+        rows: the printed rows that have an entry in the file.
+        marks: the explanation of each mark.
     """
 
     name: str
@@ -166,16 +170,16 @@ class Paper:
         return self.rows.get(row) or Variant(row)
 
     def marks_of(self, table: Table, figure: Figure) -> list[str]:
-        """The marks of a figure: of its table, its dataset and its row."""
+        """Return the marks of a figure: those of its table, its dataset and its row."""
         if AVERAGE in (figure.dataset, figure.method):
             return []
-        wide = table.protocol_of(figure.dataset).marks
-        return list(dict.fromkeys([*wide, *self.variant(figure.method).marks]))
+        shared = table.protocol_of(figure.dataset).marks
+        return list(dict.fromkeys([*shared, *self.variant(figure.method).marks]))
 
 
 @cache
 def paper(name: str) -> Paper:
-    """A paper by the name of its method.
+    """Return a paper by the name of its method.
 
     >>> paper("s2fgl").table("1").figures[0].mean
     81.9
@@ -207,7 +211,7 @@ def _table(entry: Mapping[str, Any], common: Mapping[str, Any]) -> Table:
 
 
 def _figure(row: list[Any]) -> Figure:
-    """A row of dataset, partition, clients, method, mean, std, note; "" stands for nothing."""
+    """Parse a row of dataset, partition, clients, method, mean, std, note; "" stands for None."""
     dataset, partition, clients, method, *rest = row
     mean, std, note = [*rest, "", "", ""][:3]
     return Figure(
@@ -222,7 +226,7 @@ def _figure(row: list[Any]) -> Figure:
 
 
 def _merge(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Own entries win; settings are merged entry by entry, marks and notes are added."""
+    """Override common entries with own ones; merge settings, and append marks and notes."""
     merged = {**common, **own}
     merged["settings"] = {**common.get("settings", {}), **own.get("settings", {})}
     for name in ("marks", "notes"):

@@ -1,7 +1,10 @@
-"""Differential privacy of what a site uploads: clipped and noised at the site, accounted for.
+"""Differential privacy of uploads: clipping and noise at the client, and the privacy accounting.
 
-The unit is a site: whatever its graph, everybody who sees its uploads of a whole run learns hardly
-more than epsilon and delta allow. `docs/privacy.md` says what that covers and what not.
+The unit of privacy is a client with its whole graph. Epsilon and delta bound what all uploads of a
+run together reveal about it. `docs/privacy.md` says what this covers and what it does not.
+
+The second half of the file is shared with secure aggregation: which runs can have it, and how
+weighted means are computed from sums.
 """
 
 from __future__ import annotations
@@ -9,163 +12,103 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from types import ModuleType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyphily.core.local import Message
+from polyphily.core.budget import OFF, Budget
+from polyphily.core.declarations import example_sizes
+from polyphily.core.messages import Declared, Message, MessageError, Role
 from polyphily.core.method import Method
-from polyphily.core.settings import OFF, Settings
-from polyphily.errors import UserError, missing_package, unknown
+from polyphily.core.settings import Settings
+from polyphily.errors import UserError, missing_package
 from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
 
-SENSITIVITY = 2.0  # two points of a ball are at most two radii apart
-FEWEST = 3  # clients whose sum is worth masking
+SENSITIVITY = 2.0  # the largest distance of two points in a ball, in radii
+MIN_CLIENTS = 3  # the fewest clients whose sum hides each of them
 
 
-# How much may be told --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What all uploads of a run may tell about a site: `--dp epsilon=8,delta=1e-5,clip=1.0`.
-
-    Attributes:
-        epsilon: the privacy loss that is not exceeded,
-        delta: but for this probability.
-        clip: largest norm of an upload, less what was received.
-    """
-
-    epsilon: float
-    delta: float = 1e-5
-    clip: float = 1.0
-
-    @classmethod
-    def parse(cls, text: str) -> Budget | None:
-        """A budget as a user writes it; None where it is off.
-
-        >>> Budget.parse("epsilon=8,clip=0.5")
-        Budget(epsilon=8.0, delta=1e-05, clip=0.5)
-        """
-        if text == OFF:
-            return None
-        values: dict[str, float] = {}
-        known = [field.name for field in fields(cls)]
-        for item in text.split(","):
-            name, _, value = (part.strip() for part in item.partition("="))
-            if name not in known:
-                raise unknown("part of dp", name, known)
-            try:
-                values[name] = float(value)
-            except ValueError:
-                raise UserError(f"dp: '{item}' is not a number, as in epsilon=8") from None
-            if not 0 < values[name] < (1 if name == "delta" else math.inf):
-                words = "between 0 and 1" if name == "delta" else "positive and finite"
-                raise UserError(f"dp: {name} must be {words}, not {value}")
-        if "epsilon" not in values:
-            raise UserError("dp: say how much privacy, as in epsilon=8,delta=1e-5,clip=1.0")
-        return cls(**values)
-
-    def covers(self, other: Budget | None) -> bool:
-        """Whether what another budget allows is within this one."""
-        return other is not None and other.epsilon <= self.epsilon and other.delta <= self.delta
-
-    def multiplier(self, uploads: int) -> float:
-        """Noise, in units of the sensitivity, with which so many uploads spend the budget.
-
-        Gaussian noise composes without loss, whatever later uploads make of earlier ones: `n`
-        uploads with noise z are as one with z / sqrt(n) (Dong, Roth and Su 2022, Corollary 3.3).
-        """
-        sigma: float = _accounting().get_sigma_gaussian(self.epsilon, self.delta)
-        return sigma * math.sqrt(uploads)
-
-    def spent(self, multiplier: float, uploads: int) -> float:
-        """The epsilon of so many uploads, exactly."""
-        return _epsilon(multiplier / math.sqrt(uploads), self.delta) if uploads else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _epsilon(sigma: float, delta: float) -> float:
-    return float(_accounting().get_epsilon_gaussian(sigma, delta))
-
-
-def _accounting() -> ModuleType:
-    try:
-        import dp_accounting
-    except ImportError:
-        raise missing_package("dp-accounting", "privacy", "--dp") from None
-    module: ModuleType = dp_accounting
-    return module
-
-
-# What a site does to its uploads ---------------------------------------------------------------
+# Clipping and noise ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Guard:
-    """The Gaussian mechanism on all that a site uploads.
+    """The Gaussian mechanism, applied to everything that a client uploads.
 
-    Each kind of tensor (the model, prototypes, …) is taken relative to what the server sent under
-    the same name and scaled down to the norm clip / sqrt(number of kinds), so that all of them
-    together are within `clip`. Every number then gets noise of the deviation 2 · clip ·
-    multiplier: two sites' uploads may be as far apart as two radii. Numbers that are not finite
-    count as no change.
+    A declaration (the model, prototypes, …) is protected as a whole. Its change since the download
+    is scaled down to a norm of clip / sqrt(number of such declarations), so that all changes
+    together have a norm of at most `clip`. Two clients' uploads are then at most 2 · clip apart,
+    and every number gets Gaussian noise with the standard deviation 2 · clip · multiplier.
+
+    A change with numbers that are not finite is replaced by zeros. Counts are replaced by ones.
+    Public tensors are sent unchanged.
 
     Attributes:
-        clip: radius of the ball.
-        multiplier: noise in units of the sensitivity.
-        tallies: uploads that count a client's nodes, for weights: ones are sent instead.
-        public: uploads that say nothing about a client's data: sent as they are.
-        draws: where noise comes from; None: the round's own draws, which follow from the seed.
+        clip: the largest norm of the change.
+        multiplier: standard deviation of the noise, in units of the sensitivity.
+        declared: the declared uploads (`Method.uploads`).
+        draws: source of the noise. None: the draws of the round, which follow from the seed.
     """
 
     clip: float
     multiplier: float
-    tallies: Sequence[str] = ()
-    public: Sequence[str] = ()
+    declared: Sequence[Declared]
     draws: Draws | None = None
 
     @property
     def deviation(self) -> float:
-        """Of the noise on every number."""
+        """Standard deviation of the noise on every number."""
         return SENSITIVITY * self.clip * self.multiplier
 
     def __call__(self, upload: Message, received: Message, draws: Draws) -> Message:
-        """What leaves the site in place of `upload`."""
-        sent = dict(upload)
-        kinds: dict[str, Message] = {}
-        for name, value in upload.items():
-            if name in self.tallies:
-                sent[name] = torch.ones_like(value)
-            elif name not in self.public:
-                kinds.setdefault(name.partition("/")[0], {})[name] = value
-        for own in kinds.values():
-            start = {n: _reference(t, received.get(n)) for n, t in own.items()}
-            change = {n: t.double() - start[n] for n, t in own.items()}
-            for name, value in clipped(change, self.clip / math.sqrt(len(kinds))).items():
+        """Return the protected upload.
+
+        Args:
+            upload: what the method would send.
+            received: what the server sent in this round.
+            draws: the draws of the round, used unless the guard has its own.
+
+        Raises:
+            MessageError: if a tensor is not declared.
+        """
+        sent: Message = {}
+        to_noise: list[Message] = []  # an entry per declaration
+        for entry in self.declared:
+            tensors = {name: upload[name] for name in entry.shapes if name in upload}
+            if entry.role is Role.COUNT:
+                sent |= {name: torch.ones_like(value) for name, value in tensors.items()}
+            elif entry.role is Role.PUBLIC:
+                sent |= tensors
+            elif tensors:
+                to_noise.append(tensors)
+        covered = sent.keys() | {name for tensors in to_noise for name in tensors}
+        if undeclared := sorted(upload.keys() - covered):
+            raise MessageError(f"has undeclared {', '.join(undeclared[:5])}")
+        for tensors in to_noise:
+            start = {n: _reference(t, received.get(n)) for n, t in tensors.items()}
+            change = {n: t.double() - start[n] for n, t in tensors.items()}
+            for name, value in clipped(change, self.clip / math.sqrt(len(to_noise))).items():
                 noise = normal(self.draws or draws, value)
-                sent[name] = (start[name] + value + self.deviation * noise).to(own[name].dtype)
-        return sent
+                sent[name] = (start[name] + value + self.deviation * noise).to(tensors[name].dtype)
+        return {name: sent[name] for name in upload}
 
 
-def guard_of(method: Method, settings: Settings, draws: Draws | None = None) -> Guard | None:
-    """What protects the uploads of a run, from its first upload to that of its last round."""
+def guard_of(
+    settings: Settings, declared: Sequence[Declared], draws: Draws | None = None
+) -> Guard | None:
+    """Create the guard of a run's uploads; None without `--dp`."""
     budget = Budget.parse(settings.dp)
     if budget is None:
         return None
-    return Guard(
-        budget.clip, budget.multiplier(settings.rounds), method.tallies, method.public, draws
-    )
+    return Guard(budget.clip, budget.multiplier(settings.rounds), declared, draws)
 
 
 def spent(settings: Settings, guard: Guard | None, uploads: int) -> dict[str, float]:
-    """The epsilon that so many uploads of a client have cost, for a round's record."""
+    """Return the epsilon spent by a client after `uploads` uploads, for a round's record."""
     budget = Budget.parse(settings.dp)
     if budget is None or guard is None:
         return {}
@@ -173,7 +116,7 @@ def spent(settings: Settings, guard: Guard | None, uploads: int) -> dict[str, fl
 
 
 def account(settings: Settings, guard: Guard | None, uploads: int) -> dict[str, Any]:
-    """What was promised and what was spent, for a run's summary; empty where nothing was."""
+    """Return the privacy budget and what was spent of it, for a summary; empty without `--dp`."""
     budget = Budget.parse(settings.dp)
     if budget is None or guard is None:
         return {}
@@ -190,27 +133,33 @@ def account(settings: Settings, guard: Guard | None, uploads: int) -> dict[str, 
     }
 
 
-def treatment(method: Method | type[Method], name: str) -> str:
-    """What `--dp` does to an upload of that name, in words."""
-    if name in method.tallies:
-        return "ones are sent"
-    return "sent as it is" if name in method.public else "clipped and noised"
+TREATMENTS = {
+    Role.MODEL: "clipped and noised",
+    Role.STATISTIC: "clipped and noised",
+    Role.COUNT: "ones are sent",
+    Role.PUBLIC: "sent as it is",
+}
+"""The effect of `--dp` on an upload of each role, as text."""
 
 
 def clipped(message: Message, radius: float) -> Message:
-    """Each client's tensors, all together scaled down to a norm of at most `radius`."""
+    """Scale each client's tensors down to a joint norm of at most `radius`.
+
+    The tensors of a client whose norm is not finite become zeros.
+    """
     square = torch.stack([flat(t).square().sum(dim=1) for t in message.values()]).sum(dim=0)
     scale = (radius / square.sqrt()).clamp(max=1)
-    fine = square.isfinite()
-    return {
-        name: torch.where(_beside(fine, t), t * _beside(scale, t), 0) for name, t in message.items()
-    }
+    finite = square.isfinite()
+    return {n: torch.where(_like(finite, t), t * _like(scale, t), 0) for n, t in message.items()}
 
 
 def normal(draws: Draws, like: Tensor) -> Tensor:
-    """Standard normal numbers of a tensor's shape, a client's from its own stream (Box-Muller)."""
+    """Draw standard normal numbers in the shape of `like`, each client's from its own stream.
+
+    The Box-Muller transform makes two normal numbers of two uniform ones.
+    """
     count = like[0].numel()
-    half = -(-count // 2)
+    half = -(-count // 2)  # rounded up
     pairs = draws.uniform(2 * half, range(len(like) + 1))
     length, angle = (-2 * (1 - pairs[:, :half]).log()).sqrt(), math.tau * pairs[:, half:]
     both = torch.cat([length * angle.cos(), length * angle.sin()], dim=1)
@@ -218,69 +167,82 @@ def normal(draws: Draws, like: Tensor) -> Tensor:
 
 
 class SystemDraws(Draws):
-    """Numbers from the operating system, which nobody can draw again: for sites of their own."""
+    """Random numbers of the operating system, which cannot be reproduced; used at real sites."""
 
     def uniform(self, width: int, pointers: Sequence[int]) -> Tensor:
         raw = np.frombuffer(os.urandom(8 * pointers[-1] * width), dtype=np.uint64)
+        # The upper 53 bits of each number, as a double in [0, 1).
         return torch.from_numpy((raw >> np.uint64(11)) * 2.0**-53).view(pointers[-1], width)
 
 
 def _reference(value: Tensor, received: Tensor | None) -> Tensor:
-    """What the server knows already: what it sent under that name, else zeros."""
+    """Return what the server sent under the same name; zeros if it sent nothing that fits."""
     if received is None or received.shape != value.shape:
         return torch.zeros_like(value, dtype=torch.float64)
     return received.double()
 
 
-def _beside(per_client: Tensor, tensor: Tensor) -> Tensor:
+def _like(per_client: Tensor, tensor: Tensor) -> Tensor:
+    """Reshape one value per client so that it broadcasts against `tensor`."""
     return per_client.view(-1, *[1] * (tensor.dim() - 1))
 
 
-# Sums instead of uploads -----------------------------------------------------------------------
+# Sums in place of uploads ----------------------------------------------------------------------
 
 
-def check(method: Method | type[Method], settings: Settings, clients: int) -> None:
-    """Refuses what cannot be kept private as asked.
+def check_privacy(method: Method, settings: Settings, clients: int) -> None:
+    """Check that a run can have the privacy that its settings ask for.
 
     Raises:
-        UserError: saying why.
+        UserError: if it cannot.
     """
     if settings.dp != OFF and settings.patience:
-        raise UserError("--patience with --dp: when a site stops would tell of its scores")
+        raise UserError(
+            "--patience cannot be used with --dp: the round in which a client stops reveals "
+            "something about its scores"
+        )
     if not settings.secure_aggregation:
         return
-    if isinstance(method.averaged, str):
-        raise UserError(f"{method.name} cannot take --secure-aggregation: {method.averaged}")
+    reason = method.reason_against_sums(example_sizes(method, settings.backbone))
+    if reason:
+        raise UserError(f"{method.name} cannot take --secure-aggregation: {reason}")
     asked = max(1, round(settings.participation * clients))
-    if asked < FEWEST:
+    if asked < MIN_CLIENTS:
         raise UserError(
-            f"--secure-aggregation needs at least {FEWEST} clients in a round, not {asked}: "
-            "from a sum of two each would know the other's"
+            f"--secure-aggregation needs at least {MIN_CLIENTS} clients in a round, not {asked}: "
+            "of two clients, each could subtract its own upload from the sum"
         )
     try:
-        import flwr.common.secure_aggregation  # noqa: F401
+        import polyphily.privacy.flwr_crypto  # noqa: F401
     except ImportError:
         raise missing_package("flwr", "flower", "--secure-aggregation") from None
 
 
-def weighed(message: Message, averaged: Mapping[str, str]) -> Message:
-    """What is to be summed: averaged tensors times their weights, others as they are."""
-    return {n: t.double() * _weight(n, t, message, averaged) for n, t in message.items()}
+def weighed(message: Message, weights: Mapping[str, str]) -> Message:
+    """Multiply tensors that the server averages by their weights, so that they can be summed.
+
+    Args:
+        message: uploads; tensors without a weight are left unchanged.
+        weights: name of the weight of every averaged tensor (`Server.weights_of_means`).
+    """
+    return {n: t.double() * _weight(n, t, message, weights) for n, t in message.items()}
 
 
-def unweighed(sums: Message, averaged: Mapping[str, str]) -> Message:
-    """Means of what is averaged, sums of the rest; a mean of no weight is zero."""
+def unweighed(sums: Message, weights: Mapping[str, str]) -> Message:
+    """Divide sums of weighted tensors by the sum of their weights; the inverse of `weighed`.
+
+    A mean whose weights sum to zero is zero.
+    """
     found = {}
     for name, total in sums.items():
-        weight = _weight(name, total, sums, averaged)
+        weight = _weight(name, total, sums, weights)
         found[name] = torch.where(weight != 0, total / weight, 0)
     return found
 
 
-def _weight(name: str, tensor: Tensor, message: Message, averaged: Mapping[str, str]) -> Tensor:
-    """The weights of a tensor, in a shape to multiply with it; one where it is only summed."""
-    chosen = [weight for prefix, weight in averaged.items() if name.startswith(prefix)]
-    if not chosen:
+def _weight(name: str, tensor: Tensor, message: Message, weights: Mapping[str, str]) -> Tensor:
+    """Return the weight of a tensor, in a shape that broadcasts; one if it has no weight."""
+    if name not in weights:
         return torch.ones((), dtype=torch.float64, device=tensor.device)
-    weight = message[chosen[0]].double()
+    weight = message[weights[name]].double()
     return weight.view(*weight.shape, *[1] * (tensor.dim() - weight.dim()))

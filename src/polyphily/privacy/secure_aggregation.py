@@ -1,116 +1,144 @@
-"""Secure aggregation: the server learns the sum of the uploads and no upload by itself.
+"""Secure aggregation: the server learns the sum of the uploads, but no single upload.
 
-The protocol of Bonawitz et al. (CCS 2017), in the form of Flower's SecAgg+ with everybody as
-everybody's neighbour, among parties that trust the server to follow it:
+This is the protocol of Bonawitz et al. (CCS 2017), in the form of Flower's SecAgg+ with every party
+as every other party's neighbour. The parties trust the server to follow the protocol.
 
-1. `Party.keys`: each party makes two key pairs and sends the public halves.
-2. `Party.share`: it draws a seed of its own, splits the seed and its first private key into
-   shares, any `threshold` of which give the secret back, and sends every party its share,
-   encrypted with the second keys.
-3. `Party.mask`: it adds to its numbers a mask from its own seed, and for every other party a mask
-   from the key that the two agree on, which one adds and the other subtracts.
-4. `Party.reveal`: of a party that answered, the others tell their shares of its own seed; of one
-   that did not, their shares of its private key. The server takes off what is left of the masks.
+1. `Party.keys`: each party generates two key pairs and publishes the public keys.
+2. `Party.share`: each party draws a random seed. It splits the seed and its first private key into
+   shares, of which any `threshold` recover the secret. Every other party gets its shares in a
+   letter, which is encrypted with a key that the two parties derive from the second key pairs.
+3. `Party.mask`: each party adds a mask made from its seed to its numbers. For every other party it
+   adds or subtracts a mask made from the key that the two derive from the first key pairs. One of
+   them adds it and the other subtracts it, so that these masks cancel in the sum.
+4. `Party.reveal`: the parties reveal their shares of the seeds of parties that answered, and their
+   shares of the private keys of parties that dropped out. The server removes the remaining masks.
 
-Key agreement, secret sharing and encryption are Flower's. Its masks come from a generator with a
-seed of 32 bits, all of which a server can try: ours are the ChaCha20 stream of the whole key. Its
-numbers have 22 bits within a range that must be guessed: ours are multiples of 2^-24 in 64 bits.
+Key agreement, secret sharing and encryption are Flower's (`flwr_crypto.py`). Two parts differ from
+Flower's SecAgg+:
+
+- Its masks come from a generator with a seed of 32 bits, all of which a server can try. Here they
+  are the ChaCha20 stream of the whole key.
+- Its numbers have 22 bits within a range that must be chosen beforehand. Here they are multiples of
+  2^-24 in 64 bits.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
+from torch import Tensor
+
+from polyphily.core.messages import Message, Uploads
+from polyphily.errors import PolyphilyError, TrainingError
+from polyphily.nn.sparse import flat
+from polyphily.privacy.differential import MIN_CLIENTS, unweighed, weighed
+from polyphily.privacy.flwr_crypto import (
+    bytes_to_public_key,
+    combine_shares,
+    create_shares,
     decrypt,
     encrypt,
+    generate_key_pairs,
     generate_shared_key,
-)
-from flwr.common.secure_aggregation.secaggplus_utils import (
+    public_key_to_bytes,
     share_keys_plaintext_concat,
     share_keys_plaintext_separate,
 )
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_public_key,
-    generate_key_pairs,
-    public_key_to_bytes,
-)
-
-from polyphily.core.method import Uploads
-from polyphily.errors import PolyphilyError, TrainingError
-from polyphily.nn.sparse import flat
-from polyphily.privacy.differential import FEWEST, unweighed, weighed
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
-STEP = 2.0**-24  # between neighbouring numbers
-LIMIT = 2.0**63 * STEP  # what a sum must stay below
-CURVE = ec.SECP384R1()  # that of Flower's keys
+STEP = 2.0**-24  # resolution of the fixed-point numbers
+LIMIT = 2.0**63 * STEP  # bound of a sum
+CURVE = ec.SECP384R1()  # the curve of Flower's keys
 
 
 class ProtocolError(PolyphilyError):
-    """A step that a party does not take, because it could give its numbers away."""
+    """A party refuses a step that could reveal its numbers."""
 
 
 def threshold(parties: int) -> int:
-    """How many shares give a secret back: more than half, so that no two sets can do it apart."""
+    """Return how many shares recover a secret: more than half.
+
+    No two disjoint groups of parties can then recover secrets independently of each other.
+    """
     return parties // 2 + 1
 
 
 def error_bound(parties: int) -> float:
-    """The most by which an entry of a sum of so many parties can be off."""
+    """Return the largest rounding error of an entry of the sum."""
     return parties * STEP / 2
+
+
+def promise(parties: int) -> dict[str, Any]:
+    """Return the entry of a run's summary about secure aggregation."""
+    return {
+        "secure_aggregation": {
+            "step": STEP,
+            "error_bound_of_sums": error_bound(parties),
+            "threshold": threshold(parties),
+        }
+    }
 
 
 # Numbers ---------------------------------------------------------------------------------------
 
 
 def encode(values: npt.NDArray[np.float64], parties: int) -> Numbers:
-    """Whole multiples of `STEP` modulo 2^64; of so many parties' the sum does not overflow.
+    """Convert to multiples of `STEP` modulo 2^64, small enough that the sum does not overflow.
 
     Raises:
-        TrainingError: for a number that is too large, or not one.
+        TrainingError: if a number is too large or not finite.
     """
     if not (np.abs(values) < LIMIT / parties - STEP).all():
         raise TrainingError(
             f"secure aggregation: a number of {np.abs(values).max():.3g} is too large to be "
-            "masked. A smaller --lr or --clip 1.0 usually mends this."
+            "masked. A smaller --lr or --clip 1.0 usually helps."
         )
     return np.rint(values / STEP).astype(np.int64).view(np.uint64)
 
 
 def decode(numbers: Numbers) -> npt.NDArray[np.float64]:
+    """Convert back from multiples of `STEP`."""
     return numbers.view(np.int64).astype(np.float64) * STEP
 
 
 def stream(key: bytes, count: int) -> Numbers:
-    """A mask: so many numbers of the ChaCha20 stream of a key of 32 bytes, used once."""
+    """Return a mask of `count` numbers: the ChaCha20 stream of a 32-byte key that is used once."""
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     return np.frombuffer(cipher.update(bytes(8 * count)), dtype=np.uint64)
 
 
-def agreed(private: ec.EllipticCurvePrivateKey, public: bytes) -> bytes:
-    """The key of 32 bytes that two parties have in common, from either's private key, in base64."""
+def shared_key(private: ec.EllipticCurvePrivateKey, public: bytes) -> bytes:
+    """Derive the 32-byte key that two parties share, in base64.
+
+    Either party gets the same key from its own private key and the other's public key.
+    """
     key: bytes = generate_shared_key(private, bytes_to_public_key(public))
     return key
 
 
+def pair_mask(private: ec.EllipticCurvePrivateKey, public: bytes, count: int) -> Numbers:
+    """Return the mask that two parties share."""
+    return stream(base64.urlsafe_b64decode(shared_key(private, public)), count)
+
+
 def to_secret(private: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as the number that it is: a sixth of its file form, and so of the shares."""
+    """Return a private key as a plain number, a sixth of the size of its file format."""
     number: int = private.private_numbers().private_value
     return number.to_bytes(CURVE.key_size // 8, "big")
 
 
 def from_secret(secret: bytes) -> ec.EllipticCurvePrivateKey:
+    """Return the private key that `to_secret` was given."""
     return ec.derive_private_key(int.from_bytes(secret, "big"), CURVE)
 
 
@@ -119,87 +147,95 @@ def from_secret(secret: bytes) -> ec.EllipticCurvePrivateKey:
 
 @dataclass(frozen=True)
 class Keys:
-    """A party's public keys: for masks, and for letters between parties."""
+    """A party's public keys: `mask` for the masks, `post` for the encryption of letters."""
 
     mask: bytes
     post: bytes
 
 
 class Party:
-    """One site in one round. What it does is final: every step can be taken once.
+    """One client in one round. Each step can be taken only once.
 
     Args:
-        number: its name among the parties.
-        least: how many parties must answer, and how many shares give a secret back.
+        number: identifies the party among all parties.
+        required: how many parties must take part, and how many shares recover a secret.
     """
 
-    def __init__(self, number: int, least: int) -> None:
-        self.number, self.least = number, least
-        self._for_masks, public_mask = generate_key_pairs()
-        self._for_post, public_post = generate_key_pairs()
-        self.keys = Keys(public_key_to_bytes(public_mask), public_key_to_bytes(public_post))
+    def __init__(self, number: int, required: int) -> None:
+        self.number, self.required = number, required
+        self._mask_key, public_mask = generate_key_pairs()
+        self._letter_key, public_letter = generate_key_pairs()
+        self.keys = Keys(public_key_to_bytes(public_mask), public_key_to_bytes(public_letter))
         self._seed = os.urandom(32)
-        self._keys: Mapping[int, Keys] = {}
-        self._post: dict[int, bytes] = {}  # keys of letters to and from each party
+        self._public: Mapping[int, Keys] = {}  # every party's public keys
+        self._letter_keys: dict[int, bytes] = {}  # the key shared with each party, for letters
         self._shares: dict[int, tuple[bytes, bytes]] = {}  # of each party's seed and private key
-        self._ahead = ["share", "mask", "reveal"]
+        self._steps = ["share", "mask", "reveal"]  # still to be taken
 
-    def _check(self, step: str, parties: int) -> None:
-        """Refuses steps out of turn, and a crowd too small to hide in."""
-        if not self._ahead or self._ahead.pop(0) != step:
+    def _begin(self, step: str, parties: int) -> None:
+        """Check that `step` comes next and that enough parties take part."""
+        if not self._steps or self._steps.pop(0) != step:
             raise ProtocolError(f"party {self.number} was asked to {step} out of turn")
-        if parties < self.least:
+        if parties < self.required:
             raise ProtocolError(
-                f"party {self.number}: {parties} parties are left, {self.least} are needed"
+                f"party {self.number}: {parties} parties are left, {self.required} are needed"
             )
 
     def share(self, keys: Mapping[int, Keys]) -> dict[int, bytes]:
-        """Letters to the other parties, which they alone can read."""
-        self._check("share", len(keys))
-        everybody = [key for own in keys.values() for key in (own.mask, own.post)]
-        if len(set(everybody)) < len(everybody) or keys.get(self.number) != self.keys:
+        """Split the secrets into shares; return an encrypted letter for every other party.
+
+        Args:
+            keys: the public keys of all parties that take part, including this one.
+        """
+        self._begin("share", len(keys))
+        all_keys = [key for entry in keys.values() for key in (entry.mask, entry.post)]
+        if len(set(all_keys)) < len(all_keys) or keys.get(self.number) != self.keys:
             raise ProtocolError(f"party {self.number}: these are not the keys that were sent")
-        if self.least < threshold(len(keys)):
-            raise ProtocolError(f"party {self.number}: half of the parties could tell its secrets")
-        self._keys = dict(sorted(keys.items()))
-        seeds = create_shares(self._seed, self.least, len(keys))
-        privates = create_shares(to_secret(self._for_masks), self.least, len(keys))
+        if self.required < threshold(len(keys)):
+            raise ProtocolError(
+                f"party {self.number}: half of the parties could recover its secrets"
+            )
+        self._public = dict(sorted(keys.items()))
+        seeds = create_shares(self._seed, self.required, len(keys))
+        privates = create_shares(to_secret(self._mask_key), self.required, len(keys))
         letters = {}
-        for other, seed, private in zip(self._keys, seeds, privates, strict=True):
+        for other, seed, private in zip(self._public, seeds, privates, strict=True):
             if other == self.number:
                 self._shares[other] = seed, private
                 continue
             text = share_keys_plaintext_concat(self.number, other, seed, private)
-            self._post[other] = agreed(self._for_post, self._keys[other].post)
-            letters[other] = encrypt(self._post[other], text)
+            self._letter_keys[other] = shared_key(self._letter_key, self._public[other].post)
+            letters[other] = encrypt(self._letter_keys[other], text)
         return letters
 
     def mask(self, numbers: Numbers, letters: Mapping[int, bytes]) -> Numbers:
-        """The numbers under all masks.
+        """Read the letters of the other parties and return the masked numbers.
 
         Args:
             numbers: what is to be summed.
-            letters: from every other party that takes part, to this one.
+            letters: to this party, from every other party that takes part.
         """
-        self._check("mask", len(letters) + 1)
+        self._begin("mask", len(letters) + 1)
         masked = numbers + stream(self._seed, len(numbers))
         for other, letter in letters.items():
-            text = decrypt(self._post[other], letter)
+            text = decrypt(self._letter_keys[other], letter)
             source, target, seed, private = share_keys_plaintext_separate(text)
             if (source, target) != (other, self.number):
-                raise ProtocolError(f"party {self.number}: a letter from {source} to {target}")
+                raise ProtocolError(
+                    f"party {self.number}: got a letter from {source} to {target} in place of one "
+                    f"from {other}"
+                )
             self._shares[other] = seed, private
-            key = agreed(self._for_masks, self._keys[other].mask)
-            between = stream(base64.urlsafe_b64decode(key), len(numbers))
+            between = pair_mask(self._mask_key, self._public[other].mask, len(numbers))
             masked = masked + between if self.number > other else masked - between
         return masked
 
     def reveal(self, answered: Sequence[int], lost: Sequence[int]) -> dict[int, bytes]:
-        """Shares of the answering parties' seeds and of the lost ones' private keys.
+        """Return shares of the seeds of `answered` and of the private keys of `lost`.
 
-        Nobody's seed and key are told both: together they would uncover an answer.
+        Both secrets of one party are never revealed: together they would unmask its answer.
         """
-        self._check("reveal", len(set(answered)))
+        self._begin("reveal", len(set(answered)))
         if set(answered) & set(lost):
             raise ProtocolError(f"party {self.number}: this would uncover a single answer")
         return {
@@ -210,17 +246,17 @@ class Party:
 
 @dataclass
 class Round:
-    """A round of the protocol as the server sees it: all that it ever holds.
+    """Everything that the server holds of one round of the protocol.
 
     Attributes:
-        least: how many parties must answer.
-        keys: the parties' public keys.
-        letters: between parties, (from, to), encrypted.
-        masked: the answers.
-        shares: what parties revealed of each other, (of, by).
+        required: how many parties must answer.
+        keys: public keys by party.
+        letters: encrypted letters by (sender, recipient).
+        masked: masked numbers by party.
+        shares: revealed shares by (party they belong to, party that revealed them).
     """
 
-    least: int
+    required: int
     keys: dict[int, Keys] = field(default_factory=dict)
     letters: dict[tuple[int, int], bytes] = field(default_factory=dict)
     masked: dict[int, Numbers] = field(default_factory=dict)
@@ -228,92 +264,104 @@ class Round:
 
     @property
     def bytes_up(self) -> int:
-        """All that the parties sent."""
-        keys = sum(len(own.mask) + len(own.post) for own in self.keys.values())
+        """Number of bytes that the parties sent."""
+        keys = sum(len(entry.mask) + len(entry.post) for entry in self.keys.values())
         answers = sum(numbers.nbytes for numbers in self.masked.values())
         return keys + answers + sum(map(len, (*self.letters.values(), *self.shares.values())))
 
     def letters_to(self, party: int) -> dict[int, bytes]:
+        """Return the letters to a party, by sender."""
         return {a: letter for (a, b), letter in self.letters.items() if b == party}
 
     def lost(self) -> list[int]:
-        """Who sent letters and no answer: others' answers still carry masks shared with them."""
-        return sorted({a for a, _ in self.letters} - self.masked.keys())
+        """Return the parties that sent letters but no answer.
+
+        The answers of the others still carry the masks that they share with these parties.
+        """
+        return sorted({sender for sender, _ in self.letters} - self.masked.keys())
 
     def total(self) -> Numbers:
-        """The sum of the answers, once the masks that did not cancel are taken off."""
+        """Recover the secrets from the shares, remove the remaining masks and return the sum."""
         result: Numbers = np.stack(list(self.masked.values())).sum(axis=0)
         for party in (*self.masked, *self.lost()):
-            told = [share for (of, _), share in self.shares.items() if of == party][: self.least]
-            secret = combine_shares(told)
+            shares = [share for (owner, _), share in self.shares.items() if owner == party]
+            secret = combine_shares(shares[: self.required])
             if party in self.masked:
                 result = result - stream(secret, len(result))
                 continue
+            private = from_secret(secret)
             for other in self.masked:
-                key = agreed(from_secret(secret), self.keys[other].mask)
-                between = stream(base64.urlsafe_b64decode(key), len(result))
+                between = pair_mask(private, self.keys[other].mask, len(result))
                 result = result - between if other > party else result + between
         return result
 
 
 def run_round(numbers: Mapping[int, Numbers], parties: Sequence[int]) -> Round:
-    """The whole protocol among parties of this process; those without numbers drop out half-way.
+    """Run the whole protocol in this process; parties without numbers drop out before masking.
 
     Raises:
-        TrainingError: when too few take part, or are left for the masks to be taken off.
+        TrainingError: if too few parties take part, or too few are left to remove the masks.
     """
-    if len(parties) < FEWEST:
+    if len(parties) < MIN_CLIENTS:
         raise TrainingError(
-            f"secure aggregation: {len(parties)} clients take part, {FEWEST} are needed to hide "
-            "among. With --patience clients stop one by one: leave it out"
+            f"secure aggregation: {len(parties)} clients take part, {MIN_CLIENTS} are needed. "
+            "With --patience clients stop one by one: leave it out"
         )
-    least = threshold(len(parties))
-    if len(numbers) < least:
+    required = threshold(len(parties))
+    if len(numbers) < required:
         raise TrainingError(
             f"secure aggregation: {len(numbers)} of {len(parties)} clients answered, "
-            f"{least} are needed to take the masks off"
+            f"{required} are needed to remove the masks"
         )
-    people = {number: Party(number, least) for number in parties}
-    seen = Round(least, keys={number: party.keys for number, party in people.items()})
-    for number, party in people.items():
-        letters = party.share(seen.keys)
-        seen.letters |= {(number, other): letter for other, letter in letters.items()}
-    for number, own in numbers.items():
-        seen.masked[number] = people[number].mask(own, seen.letters_to(number))
-    for number in seen.masked:
-        shares = people[number].reveal(list(seen.masked), seen.lost())
-        seen.shares |= {(of, number): share for of, share in shares.items()}
-    return seen
+    members = {number: Party(number, required) for number in parties}
+    server = Round(required, keys={number: party.keys for number, party in members.items()})
+    for number, party in members.items():
+        letters = party.share(server.keys)
+        server.letters |= {(number, other): letter for other, letter in letters.items()}
+    for number, values in numbers.items():
+        server.masked[number] = members[number].mask(values, server.letters_to(number))
+    for number in server.masked:
+        shares = members[number].reveal(list(server.masked), server.lost())
+        server.shares |= {(owner, number): share for owner, share in shares.items()}
+    return server
 
 
 # Uploads ---------------------------------------------------------------------------------------
 
 
-def folded(
-    uploads: Uploads, parties: Sequence[int], averaged: Mapping[str, str]
+def to_rows(uploads: Message, weights: Mapping[str, str]) -> Tensor:
+    """Return what is to be summed, a row per client; tensors are in the order of their names."""
+    summed = weighed(uploads, weights)
+    return torch.cat([flat(summed[name]) for name in sorted(summed)], dim=1)
+
+
+def from_row(row: Tensor, shapes: Mapping[str, Sequence[int]]) -> Message:
+    """Split a row into tensors with a leading axis of one; the inverse of `to_rows`."""
+    names = sorted(shapes)
+    parts = torch.split(row, [math.prod(shapes[name]) for name in names])
+    return {name: part.view(1, *shapes[name]) for name, part in zip(names, parts, strict=True)}
+
+
+def sum_securely(
+    uploads: Uploads, parties: Sequence[int], weights: Mapping[str, str]
 ) -> tuple[Uploads, int]:
-    """One upload that stands for all, made of their sums alone, and the bytes that were sent.
+    """Aggregate uploads securely; return one upload with the means and sums, and the bytes sent.
 
     Args:
         uploads: of the parties that answer.
-        parties: all that began the round.
-        averaged: `Method.averaged`.
+        parties: all parties that began the round.
+        weights: name of the weight of every averaged tensor (`Server.weights_of_means`).
     """
     if not uploads.tensors:
         return uploads, 0
-    rows = torch.cat([flat(t) for t in weighed(uploads.tensors, averaged).values()], dim=1)
+    rows = to_rows(uploads.tensors, weights)
     numbers = {
         client: encode(row, len(parties))
         for client, row in zip(uploads.clients, rows.cpu().numpy(), strict=True)
     }
-    seen = run_round(numbers, parties)
-    total = torch.from_numpy(decode(seen.total())).to(rows.device)
-    sizes = [t[0].numel() for t in uploads.tensors.values()]
-    sums = {
-        name: part.view(1, *tensor.shape[1:])
-        for (name, tensor), part in zip(
-            uploads.tensors.items(), torch.split(total, sizes), strict=True
-        )
-    }
-    means = {n: t.to(uploads[n].dtype) for n, t in unweighed(sums, averaged).items()}
-    return Uploads((), means), seen.bytes_up
+    server = run_round(numbers, parties)
+    total = torch.from_numpy(decode(server.total())).to(rows.device)
+    sums = from_row(total, {name: t.shape[1:] for name, t in uploads.tensors.items()})
+    means = unweighed(sums, weights)
+    tensors = {n: means[n].to(t.dtype) for n, t in uploads.tensors.items()}
+    return Uploads((), tensors), server.bytes_up

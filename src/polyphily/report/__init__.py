@@ -1,1 +1,1 @@
-"""What runs look like: the page of one or several runs, and figures for papers."""
+"""Reports: the HTML page of one or several runs, and figures for papers."""

@@ -1,7 +1,7 @@
-"""What a page is made of, as plain data: sections of tables and figures.
+"""The content of a page as plain data: sections that hold tables and figures.
 
-A figure has a `kind` (how it is drawn), `choices` (what its reader can choose) and `panels`: the
-numbers to draw for every combination of choices. Nothing here knows about HTML.
+A figure has a `kind` (the type of chart), `choices` (what the reader can select) and `panels` (the
+numbers to draw for every combination of choices). Nothing here knows about HTML.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-POINTS = 200  # of a line at most
-BETWEEN = "|"  # options of a combination of choices are joined by it
+POINTS = 200  # maximum number of points of a line
+SEPARATOR = "|"  # joins the options of a combination of choices
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Something that a figure's reader can choose."""
+    """A choice that a figure offers to its reader."""
 
     name: str
     options: tuple[str, ...]
@@ -24,8 +24,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: `panels` has one entry per combination of options, joined by `BETWEEN`; `half` may
-    stand beside another on a wide screen."""
+    """A chart.
+
+    Attributes:
+        id: the name of the figure in the page.
+        kind: the type of chart, a function in `assets/charts.js`.
+        title: the heading.
+        caption: the text below the chart.
+        panels: what to draw, by the chosen options joined by `SEPARATOR`.
+        choices: what the reader can select.
+        half: whether the figure takes half the width of a wide screen.
+    """
 
     id: str
     kind: str
@@ -38,18 +47,26 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows; the first `words` columns are words, the others numbers. `strong` stand out."""
+    """A table of texts.
+
+    Attributes:
+        columns: the headings.
+        rows: the cells.
+        caption: the text below the table.
+        text_columns: how many leading columns hold text; the others hold numbers.
+        strong: indices of the rows that are emphasised.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
-    words: int = 1
+    text_columns: int = 1
     strong: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Names and what they stand for."""
+    """A titled list of names and values."""
 
     title: str
     pairs: Mapping[str, str]
@@ -69,7 +86,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that stands by itself at the head of a page."""
+    """A headline number at the top of a page."""
 
     label: str
     value: str
@@ -85,10 +102,10 @@ class Content:
     notes: tuple[str, ...] = field(default=())
 
 
-def thinned(indices: Sequence[int], most: int = POINTS) -> list[int]:
-    """At most so many of them, evenly spread, with the first and the last.
+def subsample(indices: Sequence[int], most: int = POINTS) -> list[int]:
+    """Return at most `most` of the indices, evenly spread, including the first and the last.
 
-    >>> thinned([0, 1, 2, 3, 4, 5, 6], 3)
+    >>> subsample([0, 1, 2, 3, 4, 5, 6], 3)
     [0, 3, 6]
     """
     if len(indices) <= most:
@@ -97,10 +114,10 @@ def thinned(indices: Sequence[int], most: int = POINTS) -> list[int]:
     return [indices[round(i * step)] for i in range(most)]
 
 
-def percents(values: Sequence[float | None]) -> list[float | None]:
-    return [None if value is None else digits(100 * value) for value in values]
+def to_percent(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else round_digits(100 * value) for value in values]
 
 
-def digits(value: Any) -> Any:
-    """Five significant digits: more than a chart can show."""
+def round_digits(value: Any) -> Any:
+    """Round to five significant digits, more than a chart can show."""
     return None if value is None else float(f"{value:.5g}")

@@ -1,12 +1,12 @@
-"""What clients are like, and how they differ: from an inspection."""
+"""The parts of a page that show the clients' graphs and how they differ, from an inspection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polyphily.report.blocks import Choice, Figure, Section, Table, digits
-from polyphily.report.cast import Cast, only
+from polyphily.report.blocks import Choice, Figure, Section, Table, round_digits
+from polyphily.report.run_set import RunSet
 from polyphily.report.words import decimal
 
 MEASURES = {
@@ -24,37 +24,39 @@ PAIRS = {
     "feature_divergence": ("feature divergence", "standard deviations"),
     "similarity": ("similarity", "share, 0 to 1"),
 }
+LEAD = "Measured on all labels, not only those for training. Formulas are in docs/measures.md."
 
 
-def clients(cast: Cast) -> Section | None:
-    measured = cast.inspections()
+def clients_section(run_set: RunSet) -> Section | None:
+    """Return the section about clients; None if no run has measured them."""
+    measured = run_set.inspections()
     if not measured:
         return None
     items = [
-        _against_homophily(cast, measured),
-        homophily(cast, measured),
-        label_mix(cast, measured),
+        _score_figure(run_set, measured),
+        homophily_figure(run_set, measured),
+        label_mix_figure(run_set, measured),
     ]
-    lead = "Labels count whatever the split; docs/measures.md has every formula."
-    return Section("clients", "Clients", lead, tuple(items))
+    return Section("clients", "Clients", LEAD, tuple(items))
 
 
 def _measure_choice() -> Choice:
     return Choice("measure", tuple(MEASURES.values()))
 
 
-def _against_homophily(cast: Cast, measured: Mapping[str, Any]) -> Figure:
+def _score_figure(run_set: RunSet, measured: Mapping[str, Any]) -> Figure:
+    """Plot the test score of every client against its homophily."""
     panels = {}
-    groups = cast.by_data()
+    groups = run_set.by_data()
     for data, inspection in measured.items():
-        for key, words in MEASURES.items():
+        for key, measure in MEASURES.items():
             x = [client[key] for client in inspection["clients"]]
             series = [
                 {
                     "name": label,
-                    "slot": cast.slots[label],
+                    "slot": run_set.slots[label],
                     "points": [
-                        [digits(a), digits(100 * b), name]
+                        [round_digits(a), round_digits(100 * b), name]
                         for a, b, name in zip(x, run.per_client, run.clients, strict=False)
                         if a is not None and b is not None
                     ],
@@ -62,8 +64,8 @@ def _against_homophily(cast: Cast, measured: Mapping[str, Any]) -> Figure:
                 for label, run in groups[data]
             ]
             metric = groups[data][0][1].metric
-            panels[cast.key(data, words)] = {
-                "x": words,
+            panels[run_set.key(data, measure)] = {
+                "x": measure,
                 "y": f"test {metric}, %",
                 "series": series,
             }
@@ -71,36 +73,36 @@ def _against_homophily(cast: Cast, measured: Mapping[str, Any]) -> Figure:
         "accuracy-homophily",
         "points",
         "Score of each client against its homophily",
-        "A dot is a client, at the best validation round.",
+        "Each dot is a client, scored at the best validation round.",
         panels,
-        (*only(cast.data_choice(), measured), _measure_choice()),
+        (*run_set.data_choice(measured), _measure_choice()),
     )
 
 
-def homophily(cast: Cast, measured: Mapping[str, Any]) -> Figure:
+def homophily_figure(run_set: RunSet, measured: Mapping[str, Any]) -> Figure:
     panels = {}
     for data, inspection in measured.items():
         names = [client["name"] for client in inspection["clients"]]
-        for key, words in MEASURES.items():
+        for key, measure in MEASURES.items():
             values = [client[key] for client in inspection["clients"]]
-            panels[cast.key(data, words)] = {
-                "x": words,
+            panels[run_set.key(data, measure)] = {
+                "x": measure,
                 "names": names,
-                "series": [{"name": words, "slot": 0, "values": values}],
+                "series": [{"name": measure, "slot": 0, "values": values}],
             }
     return Figure(
         "homophily",
         "bars",
         "Homophily of each client",
-        "Edge homophily is the share of edges that join equal labels; adjusted homophily is 0 "
-        "where labels play no part.",
+        "Edge homophily is the share of edges that join nodes of the same class. Adjusted "
+        "homophily is 0 if edges do not depend on labels.",
         panels,
-        (*only(cast.data_choice(), measured), _measure_choice()),
+        (*run_set.data_choice(measured), _measure_choice()),
         half=True,
     )
 
 
-def label_mix(cast: Cast, measured: Mapping[str, Any]) -> Figure:
+def label_mix_figure(run_set: RunSet, measured: Mapping[str, Any]) -> Figure:
     panels = {}
     for data, inspection in measured.items():
         classes = inspection["class_names"]
@@ -109,11 +111,11 @@ def label_mix(cast: Cast, measured: Mapping[str, Any]) -> Figure:
             series = []
             for c, name in enumerate(classes):
                 values = [
-                    own[c] if kind == "nodes" else digits(100 * own[c] / max(sum(own), 1))
+                    own[c] if kind == "nodes" else round_digits(100 * own[c] / max(sum(own), 1))
                     for own in counts
                 ]
                 series.append({"name": str(name), "slot": c, "values": values})
-            panels[cast.key(data, kind)] = {
+            panels[run_set.key(data, kind)] = {
                 "x": "labelled nodes" if kind == "nodes" else "labelled nodes, %",
                 "names": [client["name"] for client in inspection["clients"]],
                 "series": series,
@@ -123,47 +125,47 @@ def label_mix(cast: Cast, measured: Mapping[str, Any]) -> Figure:
         "labels",
         "bars",
         "Size and label mix",
-        "Nodes of each class at each client.",
+        "Number of nodes of each class at each client.",
         panels,
-        (*only(cast.data_choice(), measured), Choice("count", ("nodes", "share"))),
+        (*run_set.data_choice(measured), Choice("count", ("nodes", "share"))),
         half=True,
     )
 
 
-def differences(cast: Cast, measured: Mapping[str, Any]) -> Figure | None:
-    """Client against client, by every measure of pairs."""
+def differences_figure(run_set: RunSet, measured: Mapping[str, Any]) -> Figure | None:
+    """Show every measure of pairs of clients as a matrix; None if there are no measures."""
     if not measured:
         return None
     panels = {}
     for data, inspection in measured.items():
         names = [client["name"] for client in inspection["clients"]]
-        for key, (words, unit) in PAIRS.items():
-            panels[cast.key(data, words)] = {
+        for key, (measure, unit) in PAIRS.items():
+            panels[run_set.key(data, measure)] = {
                 "rows": names,
                 "columns": names,
-                "values": [[digits(v) for v in row] for row in inspection["pairs"][key]],
+                "values": [[round_digits(v) for v in row] for row in inspection["pairs"][key]],
                 "unit": unit,
                 "plain_diagonal": key != "similarity",
             }
     return Figure(
         "differences",
         "matrix",
-        "Client against client",
-        "The larger, the more two clients differ (similarity: the less).",
+        "Differences between clients",
+        "Larger values mean that two clients differ more; for similarity, less.",
         panels,
         (
-            *only(cast.data_choice(), measured),
-            Choice("measure", tuple(words for words, _ in PAIRS.values())),
+            *run_set.data_choice(measured),
+            Choice("measure", tuple(measure for measure, _ in PAIRS.values())),
         ),
         half=True,
     )
 
 
-# Of an inspection alone --------------------------------------------------------------------------
+# Of an inspection without runs -------------------------------------------------------------------
 
 
-def measures(inspection: Mapping[str, Any]) -> Table:
-    """Every graph with its measures, the whole graph first."""
+def measures_table(inspection: Mapping[str, Any]) -> Table:
+    """Return a table with the measures of every graph, the whole graph first."""
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "nodes": lambda g: f"{g['nodes']:,}",
         "edges": lambda g: f"{g['edges']:,}",
@@ -188,28 +190,28 @@ def measures(inspection: Mapping[str, Any]) -> Table:
     )
 
 
-def spectra(inspection: Mapping[str, Any]) -> Figure:
-    """How the eigenvalues of each client's Laplacian are spread."""
+def spectra_figure(inspection: Mapping[str, Any]) -> Figure:
+    """Plot the distribution of the eigenvalues of each client's Laplacian."""
     series = []
     for slot, client in enumerate(inspection["clients"]):
         shares = client["spectrum"]
         width = 2 / len(shares)
-        x = [digits((i + 0.5) * width) for i in range(len(shares))]
-        y = [digits(100 * share) for share in shares]
+        x = [round_digits((i + 0.5) * width) for i in range(len(shares))]
+        y = [round_digits(100 * share) for share in shares]
         series.append({"name": client["name"], "slot": slot, "x": x, "y": y})
     panel = {"x": "eigenvalue", "y": "share of eigenvalues, %", "series": series}
     return Figure(
         "spectra",
         "lines",
         "Laplacian spectra",
-        "Eigenvalues of I - D^-1/2 A D^-1/2 in equal parts of [0, 2]: smooth to the left, rough to "
-        "the right.",
+        "Histogram of the eigenvalues of I - D^-1/2 A D^-1/2, which lie in [0, 2]: low (smooth) "
+        "frequencies on the left, high (rough) ones on the right.",
         {"": panel},
     )
 
 
-def of_models(inspection: Mapping[str, Any]) -> list[Figure]:
-    """What was measured of a run's models: embeddings, and filters where the network has them."""
+def model_figures(inspection: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures about a run's models: embeddings, and filters if the network has them."""
     trained = inspection.get("trained")
     if not trained:
         return []
@@ -218,14 +220,16 @@ def of_models(inspection: Mapping[str, Any]) -> list[Figure]:
         Figure(
             "embeddings",
             "matrix",
-            "Embeddings of the same class, client against client",
-            f"Models of {trained['method']} after round {trained['round']}; mean over classes.",
+            "Differences between embeddings of the same class",
+            f"Models of {trained['method']} after round {trained['round']}, mean over classes.",
             {
                 "": {
                     "rows": names,
                     "columns": names,
-                    "values": [[digits(v) for v in row] for row in trained["embedding_divergence"]],
-                    "unit": "of the spread of all embeddings",
+                    "values": [
+                        [round_digits(v) for v in row] for row in trained["embedding_divergence"]
+                    ],
+                    "unit": "relative to the spread of all embeddings",
                     "plain_diagonal": True,
                 }
             },
@@ -236,14 +240,16 @@ def of_models(inspection: Mapping[str, Any]) -> list[Figure]:
         series = []
         for slot, (name, response) in enumerate(zip(names, trained["responses"], strict=True)):
             pairs = zip(trained["frequencies"], response, strict=True)
-            known = [(digits(f), digits(value)) for f, value in pairs if value is not None]
+            known = [
+                (round_digits(f), round_digits(value)) for f, value in pairs if value is not None
+            ]
             if known:
                 x, y = zip(*known, strict=True)
                 series.append({"name": name, "slot": slot, "x": x, "y": y})
         panel = {"x": "frequency", "y": "response", "series": series}
-        words = (
-            "By what factor each client's filter passes smooth (0) and rough (2) parts of its "
-            "features on; no value where these have none."
+        caption = (
+            "The factor by which each client's filter scales the smooth (0) to rough (2) parts of "
+            "its features. There is no value at frequencies that the features do not contain."
         )
-        figures.append(Figure("filters", "lines", "Filters that were learned", words, {"": panel}))
+        figures.append(Figure("filters", "lines", "Learned filters", caption, {"": panel}))
     return figures

@@ -1,4 +1,4 @@
-"""Figures of data alone, for papers: how two measures behave as graphs are made or divided."""
+"""Figures for papers that need no runs: two measures on generated and on divided graphs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from polyphily.graphs.loading import Federation, load, whole_graph
 from polyphily.heterogeneity.pagerank import structure_inertia_score
 from polyphily.heterogeneity.partitioning import label_signal_lost
 from polyphily.heterogeneity.spectral import high_frequency_area
-from polyphily.report.figures import COLOURS, MARKERS, Look, legend, sheet, style
+from polyphily.report.figures import COLOURS, MARKERS, Look, axes_grid, legend, style
 
 HOMOPHILY = tuple(round(0.1 * tenth, 1) for tenth in range(1, 10))
-STRENGTHS = (10, 1_000, 10_000)  # of features
+STRENGTHS = (10, 1_000, 10_000)  # the values of mu, the strength of csbm's features
 PARTITIONS = ("louvain", "metis", "random")
 CLIENTS = (1, 2, 5, 10, 20, 50)
 SPLIT = "0.2,0.4,0.4:global"
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
-def high_frequency(look: Look, tell: Tell = lambda _: None) -> Any:
-    """High-frequency area of csbm graphs of rising homophily, both Laplacians (FedSPA, Figure 1).
+def high_frequency(look: Look, progress: Progress = lambda _: None) -> Any:
+    """Plot the high-frequency area of csbm graphs over their homophily (FedSPA, Figure 1).
 
-    Mean and deviation over graphs. It falls the more, the more features tell of classes: a line
-    for each strength of the features; csbm's usual one is the weakest.
+    Mean and standard deviation over graphs, for both Laplacians. The area falls as homophily rises,
+    and falls faster the more the features say about classes: there is a line for each strength of
+    the features. The weakest is the default of csbm.
     """
     found = {}
     for mu in STRENGTHS:
-        tell(f"measuring csbm graphs with features of strength {mu}")
+        progress(f"measuring csbm graphs with features of strength {mu}")
         found[mu] = np.array([areas(homophily, mu) for homophily in HOMOPHILY])
     titles = ("symmetric normalised Laplacian", "D - A")
     with style():
-        figure, sheets = sheet(len(titles), look)
-        for i, (axes, title) in enumerate(zip(sheets, titles, strict=True)):
+        figure, all_axes = axes_grid(len(titles), look)
+        for i, (axes, title) in enumerate(zip(all_axes, titles, strict=True)):
             for slot, (mu, values) in enumerate(found.items()):
                 axes.errorbar(
                     HOMOPHILY,
@@ -51,12 +52,12 @@ def high_frequency(look: Look, tell: Tell = lambda _: None) -> Any:
             axes.set_xlabel("homophily")
             axes.set_ylabel("high-frequency area")
             axes.set_title(title)
-        legend(figure, sheets)
+        legend(figure, all_axes)
     return figure
 
 
 def areas(homophily: float, mu: float) -> list[tuple[float, float]]:
-    """High-frequency areas by both Laplacians of some csbm graphs."""
+    """Return the high-frequency areas of some csbm graphs, by both Laplacians."""
     graphs = load(f"csbm:homophily={homophily},gap=0,mu={mu},nodes=1000", clients=5).clients
     return [
         (high_frequency_area(graph), high_frequency_area(graph, "combinatorial"))
@@ -64,28 +65,28 @@ def areas(homophily: float, mu: float) -> list[tuple[float, float]]:
     ]
 
 
-def inertia(look: Look, dataset: str = "cora", tell: Tell = lambda _: None) -> Any:
-    """Structure inertia and label signal as a graph is divided further (S2FGL, Figure 1).
+def inertia(look: Look, dataset: str = "cora", progress: Progress = lambda _: None) -> Any:
+    """Plot structure inertia and label signal over the number of clients (S2FGL, Figure 1).
 
-    The score falls for a client, as its graph shrinks. The sum over clients falls where a partition
-    ignores communities and rises where it follows them; what is kept of the label signal falls in
-    any case.
+    The score (SIS) of a client falls as its graph shrinks. The sum over clients falls if the
+    partition ignores communities, and rises if it follows them. The share of the label signal that
+    is kept falls in either case.
     """
     found: dict[str, list[tuple[float, float, float]]] = {}
     for partition in PARTITIONS:
         for clients in CLIENTS:
-            tell(f"dividing {dataset} among {clients} clients by {partition}")
+            progress(f"dividing {dataset} among {clients} clients by {partition}")
             federation = load(
                 dataset,
                 partition="random" if clients == 1 else partition,
                 clients=clients,
                 split=SPLIT,
             )
-            found.setdefault(partition, []).append(divided(federation))
+            found.setdefault(partition, []).append(inertia_scores(federation))
     titles = ("SIS of a client, mean", "SIS, sum over clients", "label signal kept (%)")
     with style():
-        figure, sheets = sheet(len(titles), look, 0.9)
-        for i, (axes, title) in enumerate(zip(sheets, titles, strict=True)):
+        figure, all_axes = axes_grid(len(titles), look, 0.9)
+        for i, (axes, title) in enumerate(zip(all_axes, titles, strict=True)):
             for slot, (partition, rows) in enumerate(found.items()):
                 axes.plot(
                     CLIENTS,
@@ -103,12 +104,12 @@ def inertia(look: Look, dataset: str = "cora", tell: Tell = lambda _: None) -> A
                 axes.set_ylim(bottom=0)
             axes.set_xlabel("clients")
             axes.set_ylabel(title)
-        legend(figure, sheets)
+        legend(figure, all_axes)
     return figure
 
 
-def divided(federation: Federation) -> tuple[float, float, float]:
-    """Of a federation: a client's mean score, the sum, and percent of label signal kept."""
+def inertia_scores(federation: Federation) -> tuple[float, float, float]:
+    """Return mean and sum of the clients' scores, and the percentage of label signal kept."""
     whole = whole_graph(federation)
     assert whole is not None
     train = [client.masks.train for client in federation.clients if client.masks]

@@ -1,12 +1,13 @@
-"""What a page shows beyond scores: data measured, errors by class, what was sent, who helped whom.
+"""What a page shows beyond scores: inspection, confusion, tensors sent, collaboration weights.
 
-Most of it needs the graphs, so it is gathered while they are at hand and kept in the run folder: a
-page can then be made where the data are not.
+Most of it needs the graphs. It is computed while they are loaded and saved in the run folder, so
+that the page can be made on a machine without the data.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,29 +18,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyphily.core.local import Message, model_part
-from polyphily.engines.simulation import Simulation, train_locally
+from polyphily.core.messages import Message, model_part
+from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import UNLABELLED
 from polyphily.heterogeneity.advice import advise
 from polyphily.heterogeneity.inspection import Inspection
 from polyphily.nn.sparse import flat
-from polyphily.report.trained import STRENGTH
 from polyphily.runs.folder import clean, write_text
 from polyphily.runs.run import Execution
 
 EVIDENCE, COLLABORATION = "evidence.json", "collaboration.jsonl"
-FRAMES = 40  # rounds at which collaboration is recorded, about
-BLOCK = 4_000_000  # numbers in double precision at a time
-DIGITS = 5  # significant digits that are kept
+FRAMES = 40  # approximate number of rounds at which collaboration weights are recorded
+BLOCK = 4_000_000  # numbers converted to double precision at a time
+DIGITS = 5  # significant digits that are saved
 FloatArray = npt.NDArray[np.float64]
 
 
 def gather(execution: Execution, inspection: Inspection | None) -> dict[str, Any]:
-    """Everything that needs the graphs or the models of a run, of its first seed.
+    """Collect what needs the graphs or the models of a run, for its first seed.
 
     Args:
-        execution: after its last round.
-        inspection: its federation, measured; None leaves that out.
+        execution: the run, after its last round.
+        inspection: the inspection of its federation; None leaves it out.
     """
     simulation = execution.simulation
     found: dict[str, Any] = {
@@ -50,7 +50,7 @@ def gather(execution: Execution, inspection: Inspection | None) -> dict[str, Any
         "sent": sent(simulation),
     }
     if inspection is not None:
-        found["inspection"] = shortened(inspection.to_dict())
+        found["inspection"] = round_floats(inspection.to_dict())
         found["advice"] = [vars(entry) for entry in advise(inspection)]
     return found
 
@@ -60,76 +60,64 @@ def write(folder: Path, evidence: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What `write` wrote; nothing where there is none."""
+    """Read what `write` wrote; empty if there is no file."""
     file = folder / EVIDENCE
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return found
 
 
 def confusion(execution: Execution) -> npt.NDArray[np.int64]:
-    """Test nodes of the first federation by class (row) and predicted class.
+    """Count the test nodes of the first federation by class (row) and predicted class.
 
-    By the models of the best validation round, to which the scores belong.
+    The models are those of the best validation round, like those of the scores.
     """
     simulation = execution.simulation
-    guess = simulation.predict(execution.best()).argmax(dim=1).cpu().numpy()
+    predicted = simulation.predict(execution.best()).argmax(dim=1).cpu().numpy()
     federation = simulation.federations[0]
     size = len(federation.classes)
     found = np.zeros((size, size), dtype=np.int64)
     for start, graph in zip(simulation.cohort.segments.pointers, federation.clients, strict=False):
         assert graph.masks is not None
         nodes = np.flatnonzero(graph.masks.test & (graph.labels != UNLABELLED))
-        np.add.at(found, (graph.labels[nodes], guess[start + nodes]), 1)
+        np.add.at(found, (graph.labels[nodes], predicted[start + nodes]), 1)
     return found
 
 
 def sent(simulation: Simulation) -> list[dict[str, Any]]:
-    """What leaves the first client in a round, tensor by tensor, in the first round and the last.
-
-    One local step is taken to see it; nothing of it is kept.
-    """
+    """Return what a client sends, tensor by tensor, in the first round and the last."""
     last = max(simulation.round - 1, 0)
-    cohort = simulation.cohort.take([0])
-    received = simulation.method.download(simulation.states[0], [0])
-    memory = {name: value[:1] for name, value in simulation.memory.items()}
     found = []
     for round_index in sorted({0, last}):
-        upload, _, _ = train_locally(
-            simulation.method,
-            simulation.network,
-            cohort,
-            received,
-            memory,
-            simulation.optimizer,
-            [1],
-            round_index,
-        )
+        contract = simulation.servers[0].upload_contract(round_index)
         tensors = [
             {
                 "name": name,
-                "shape": list(value.shape[1:]),
-                "bytes": value[0].numel() * value.element_size(),
+                "shape": list(shape),
+                "bytes": math.prod(shape) * contract.dtype.itemsize,
             }
-            for name, value in upload.items()
+            for name, shape in contract.shapes.items()
         ]
         found.append({"round": round_index + 1, "tensors": tensors})
     return found
 
 
-# Who learns from whom ----------------------------------------------------------------------------
+# Collaboration weights ---------------------------------------------------------------------------
 
 
 class Collaboration:
-    """Records, as rounds go by, how much of each client's model goes into each other's.
+    """A callback that records the weight of each client's model in the other clients' models.
 
-    A line of `collaboration.jsonl` has `weights`, row i being what client i's next model is made
-    of; `kind`, "learned" where the server keeps such weights itself and "fitted" where they were
-    found from the models sent and sent back (`mixing`); and `residual`, what the fit leaves out.
+    It is called with the record of every round. A line of `collaboration.jsonl` has:
+
+    - `weights`: row i holds the weights of all models in client i's next model.
+    - `kind`: "learned" if the server computes such weights, "fitted" if they were fitted to the
+      models sent and received (`mixing`).
+    - `residual`: what the fit does not explain.
 
     Args:
-        execution: the run, whose folder is written to.
-        trained_in: the simulation that it is trained in, where that is not its own.
-        federation: the place of the run's first federation there.
+        execution: the run; the file is in its folder.
+        trained_in: the simulation that trains the run, if it is not its own.
+        federation: the index of the run's first federation in that simulation.
     """
 
     def __init__(
@@ -146,59 +134,64 @@ class Collaboration:
             return
         found = collaboration(self.simulation, self.federation)
         if found is not None and self.file:
-            line = json.dumps(clean({"round": number, **shortened(found)}), allow_nan=False)
+            line = json.dumps(clean({"round": number, **round_floats(found)}), allow_nan=False)
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
 
 def collaboration(simulation: Simulation, federation: int = 0) -> dict[str, Any] | None:
-    """Who learns from whom in one federation; None where no model is sent back."""
+    """Return the collaboration weights of one federation; None if the server sends no model."""
     clients = range(len(simulation.federations[federation]))
-    state = simulation.states[federation]
-    if STRENGTH in state:
-        learned = state[STRENGTH].reshape(len(clients), -1, len(clients))[:, -1]
-        return {"kind": "learned", "residual": 0.0, "weights": _numbers(learned).tolist()}
-    rows = [simulation.starts[federation] + k for k in clients]
-    trained = simulation.collect(model_part(simulation.memory), rows)
-    back = model_part(simulation.method.download(state, clients))
-    found = mixing(trained, back)
-    if found is None:
+    server = simulation.servers[federation]
+    learned = server.collaboration()
+    if learned is not None:
+        return {"kind": "learned", "residual": 0.0, "weights": to_array(learned).tolist()}
+    received = model_part(server.download(clients))
+    fit = mixing(simulation.trained_models(federation), received)
+    if fit is None:
         return None
-    weights, residual = found
+    weights, residual = fit
     return {"kind": "fitted", "residual": residual, "weights": weights.tolist()}
 
 
-def mixing(sent: Message, back: Message) -> tuple[FloatArray, float] | None:
-    """A whose rows sum to one with back_i close to sum_j A_ij sent_j, and what is left unexplained.
+def mixing(sent: Message, received: Message) -> tuple[FloatArray, float] | None:
+    """Fit weights A, with rows that sum to one, such that received_i ≈ sum_j A_ij sent_j.
 
-    Least squares over all parameters that are in both; where models sent are alike, the shortest
-    solution. The rest is relative to how far models lie from the mean of those sent.
+    Least squares over all parameters that occur in both messages; the solution of minimum norm if
+    there are several.
 
     Args:
-        sent: parameters of each client's trained model, `[K, …]`.
-        back: those of the model that each is sent, `[K, …]`.
+        sent: the parameters of each client's trained model, `[K, …]`.
+        received: the parameters of the model that each client receives, `[K, …]`.
+
+    Returns:
+        The weights `[K, K]`, and the residual relative to the distances of all models from the
+        mean of those sent; None if no parameter occurs in both messages.
     """
-    names = [name for name in back if name in sent]
+    names = [name for name in received if name in sent]
     if not names:
         return None
     size = len(sent[names[0]])
-    gram, cross, length = np.zeros((size, size)), np.zeros((size, size)), 0.0
+    # Models are taken relative to the mean of those sent. The rows of the minimum-norm solution
+    # then sum to zero; adding 1 / K, the weights of the mean, makes them sum to one.
+    gram, cross, total = np.zeros((size, size)), np.zeros((size, size)), 0.0
     for name in names:
         step = max(1, BLOCK // size)
-        ups, downs = (torch.split(flat(tensors[name]), step, dim=1) for tensors in (sent, back))
+        ups, downs = (torch.split(flat(tensors[name]), step, dim=1) for tensors in (sent, received))
         for up, down in zip(ups, downs, strict=True):
             mean = up.double().mean(dim=0)
             up, down = up - mean, down - mean
-            gram += _numbers(up @ up.T)
-            cross += _numbers(down @ up.T)
-            length += float(down.square().sum())
-    moved = cross @ np.linalg.pinv(gram, rcond=1e-9, hermitian=True)
-    rest = length - 2 * (moved * cross).sum() + (moved @ gram * moved).sum()
-    scale = length + np.trace(gram)
-    return moved + 1 / size, float(np.sqrt(max(rest, 0.0) / scale)) if scale else 0.0
+            gram += to_array(up @ up.T)
+            cross += to_array(down @ up.T)
+            total += float(down.square().sum())
+    weights = cross @ np.linalg.pinv(gram, rcond=1e-9, hermitian=True)
+    unexplained = total - 2 * (weights * cross).sum() + (weights @ gram * weights).sum()
+    scale = total + np.trace(gram)
+    return weights + 1 / size, float(np.sqrt(max(unexplained, 0.0) / scale)) if scale else 0.0
 
 
-def _numbers(tensor: Tensor) -> FloatArray:
+def to_array(tensor: Tensor) -> FloatArray:
+    """Convert a tensor to a NumPy array in double precision."""
     found: FloatArray = tensor.detach().to("cpu", torch.float64).numpy()
     return found
 
@@ -207,7 +200,7 @@ def _numbers(tensor: Tensor) -> FloatArray:
 
 
 def commit() -> str | None:
-    """The commit of the source that is running, where it runs from a checkout; `+` if changed."""
+    """Return the commit of the running source, with `+` if changed; None outside a checkout."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -225,12 +218,12 @@ def commit() -> str | None:
         return None
 
 
-def shortened(value: Any) -> Any:
-    """Floats in any structure with as many digits as a page can show."""
+def round_floats(value: Any) -> Any:
+    """Round all floats in a nested structure to `DIGITS` significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
-        return {name: shortened(entry) for name, entry in value.items()}
+        return {name: round_floats(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [shortened(entry) for entry in value]
+        return [round_floats(entry) for entry in value]
     return value

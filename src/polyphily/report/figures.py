@@ -1,4 +1,4 @@
-"""Figures for papers, with matplotlib: the size of a column, small type, vector fonts."""
+"""Figures for papers, drawn with matplotlib in the size and type of a column."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from polyphily.errors import UserError, missing_package, unknown
-from polyphily.graphs.noise import parse
-from polyphily.report.cast import Cast
+from polyphily.graphs.noise import parse_noise
 from polyphily.report.clients import MEASURES
-from polyphily.report.runs import HYPERPARAMETERS, Run, differing, plain, show
+from polyphily.report.run_set import RunSet
+from polyphily.report.runs import HYPERPARAMETERS, Run, differing, option_name, show
 from polyphily.report.scores import AGAINST, curve
 
 COLOURS = ("#1f5f8b", "#d1603d", "#3c8d63", "#8a5a9e", "#c9922a", "#5c6b78", "#be4f7f", "#2e9aa6")
@@ -38,7 +38,7 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    "pdf.fonttype": 42,  # fonts that publishers take
+    "pdf.fonttype": 42,  # TrueType, which publishers accept
     "svg.fonttype": "none",
     "savefig.dpi": 300,
 }
@@ -46,7 +46,13 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a figure is wanted: its width in inches, what it is drawn against, which score."""
+    """Options of a figure.
+
+    Attributes:
+        width: in inches.
+        against: what the horizontal axis shows; None for the default of the figure.
+        score: which score to show; None for the default of the figure.
+    """
 
     width: float = 3.3
     against: str | None = None
@@ -56,17 +62,16 @@ class Look:
 Draw = Callable[[Sequence[Run], Look], Any]
 
 
-def find(name: str) -> Draw:
+def find_figure(name: str) -> Draw:
     if name not in FIGURES:
         raise unknown("figure", name, (*FIGURES, *OF_DATA))
     return FIGURES[name]
 
 
 def save(figure: Any, file: Path) -> None:
-    """Writes a figure in the format that the file's ending asks for."""
-    known = ("pdf", "svg", "png")
-    if file.suffix[1:].lower() not in known:
-        raise UserError(f"--out {file}: a figure is written as .pdf, .svg or .png")
+    """Write a figure in the format that the file's suffix names."""
+    if file.suffix.lower() not in (".pdf", ".svg", ".png"):
+        raise UserError(f"--out {file}: the file must end in .pdf, .svg or .png")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with style():
@@ -76,7 +81,7 @@ def save(figure: Any, file: Path) -> None:
 
 
 def style() -> Any:
-    """What figures are drawn in."""
+    """Return a context in which matplotlib uses the style of these figures."""
     return _matplotlib().rc_context(STYLE)
 
 
@@ -89,8 +94,14 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def sheet(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
-    """A figure with so many axes: in a row while they are at least a column's half wide."""
+def axes_grid(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
+    """Create a figure with `count` axes, side by side as long as each is wide enough.
+
+    Args:
+        count: the number of axes.
+        look: gives the width of the figure.
+        ratio: height of the axes relative to their width.
+    """
     columns = max(1, min(count, int(look.width // 1.6)))
     rows = math.ceil(count / columns)
     size = (look.width, rows * look.width / columns * ratio)
@@ -103,7 +114,7 @@ def sheet(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
 
 
 def convergence(runs: Sequence[Run], look: Look) -> Any:
-    """Scores over rounds, seconds or megabytes, with a band of one deviation over seeds."""
+    """Plot scores over rounds, seconds or megabytes, with a band of one deviation over seeds."""
     against, score = look.against or "rounds", look.score or "test"
     if against not in AGAINST:
         raise unknown("--against", against, AGAINST)
@@ -117,38 +128,38 @@ def convergence(runs: Sequence[Run], look: Look) -> Any:
         found: float | None = record.get(run.view, {}).get(score, {}).get(run.metric)
         return found
 
-    cast = Cast(runs)
+    run_set = RunSet(runs)
     with style():
-        figure, sheets = sheet(len(cast.settings), look)
-        for axes, (data, members) in zip(sheets, cast.by_data().items(), strict=True):
+        figure, all_axes = axes_grid(len(run_set.settings), look)
+        for axes, (data, members) in zip(all_axes, run_set.by_data().items(), strict=True):
             for label, run in members:
                 line = curve(run, value, against, score)
-                colour = COLOURS[cast.slots[label] % len(COLOURS)]
+                colour = COLOURS[run_set.slots[label] % len(COLOURS)]
                 axes.plot(line["x"], line["y"], color=colour, label=label)
                 if "lo" in line:
                     axes.fill_between(
                         line["x"], line["lo"], line["hi"], color=colour, alpha=0.15, linewidth=0
                     )
-            words = {"rounds": "round", "seconds": "seconds", "megabytes": "MB sent and received"}
-            axes.set_xlabel(words[against])
+            units = {"rounds": "round", "seconds": "seconds", "megabytes": "MB sent and received"}
+            axes.set_xlabel(units[against])
             metric = members[0][1].metric
             axes.set_ylabel("loss" if score == "loss" else f"{score} {metric} (%)")
-            _name_sheet(axes, data, len(sheets))
-        legend(figure, sheets)
+            _set_title(axes, data, len(all_axes))
+        legend(figure, all_axes)
     return figure
 
 
 def homophily(runs: Sequence[Run], look: Look) -> Any:
-    """Edge homophily of each client, or another measure."""
-    words = look.against or MEASURES["edge_homophily"]
-    keys = {name: key for key, name in MEASURES.items()} | {key: key for key in MEASURES}
-    if words not in keys:
-        raise unknown("--against", words, MEASURES)
-    key = keys[words]
+    """Plot the edge homophily of each client, or another measure."""
+    name = look.against or MEASURES["edge_homophily"]
+    keys = {title: key for key, title in MEASURES.items()} | {key: key for key in MEASURES}
+    if name not in keys:
+        raise unknown("--against", name, MEASURES)
+    key = keys[name]
     measured = _measured(runs)
     with style():
-        figure, sheets = sheet(len(measured), look, 0.6)
-        for axes, (data, inspection) in zip(sheets, measured.items(), strict=True):
+        figure, all_axes = axes_grid(len(measured), look, 0.6)
+        for axes, (data, inspection) in zip(all_axes, measured.items(), strict=True):
             values = [client[key] for client in inspection["clients"]]
             heights = [math.nan if value is None else value for value in values]
             axes.bar(range(1, len(heights) + 1), heights, color=COLOURS[0], width=0.72)
@@ -158,19 +169,19 @@ def homophily(runs: Sequence[Run], look: Look) -> Any:
             axes.set_ylabel(MEASURES[key])
             if len(heights) <= 20:
                 axes.set_xticks(range(1, len(heights) + 1))
-            _name_sheet(axes, data, len(sheets))
+            _set_title(axes, data, len(all_axes))
     return figure
 
 
 def spectral_kl(runs: Sequence[Run], look: Look) -> Any:
-    """KL divergence between the Laplacian spectra of every two clients."""
+    """Plot the KL divergence between the Laplacian spectra of every pair of clients."""
     from matplotlib.colors import LinearSegmentedColormap
 
     measured = _measured(runs)
     ramp = LinearSegmentedColormap.from_list("polyphily", RAMP)
     with style():
-        figure, sheets = sheet(len(measured), look, 0.85)
-        for axes, (data, inspection) in zip(sheets, measured.items(), strict=True):
+        figure, all_axes = axes_grid(len(measured), look, 0.85)
+        for axes, (data, inspection) in zip(all_axes, measured.items(), strict=True):
             values = inspection["pairs"]["spectral_kl"]
             shown = [[math.nan if v is None else v for v in row] for row in values]
             image = axes.imshow(shown, cmap=ramp, vmin=0)
@@ -184,58 +195,59 @@ def spectral_kl(runs: Sequence[Run], look: Look) -> Any:
             bar = figure.colorbar(image, ax=axes, shrink=0.8)
             bar.set_label("KL(i‖j), nats")
             bar.outline.set_linewidth(0)
-            _name_sheet(axes, data, len(sheets))
+            _set_title(axes, data, len(all_axes))
     return figure
 
 
 def client_scale(runs: Sequence[Run], look: Look) -> Any:
-    """Test score against the number of clients, a line per method."""
+    """Plot the test score over the number of clients, with a line per method."""
     if len({len(run.clients) for run in runs}) < 2:
         raise UserError(
-            "client-scale needs runs with different numbers of clients: "
+            "client-scale needs runs with different numbers of clients; create some with: "
             "polyphily sweep METHOD --vary clients=5,10,20"
         )
-    return _against(runs, look, "clients", lambda run: len(run.clients), "clients")
+    return _plot_scores(runs, look, "clients", lambda run: len(run.clients), "clients")
 
 
 def sensitivity(runs: Sequence[Run], look: Look) -> Any:
-    """Test score against what was varied: a hyperparameter, a setting, or noise."""
+    """Plot the test score over what was varied: a hyperparameter, a setting, or noise."""
     varied = _varied(runs)
-    names = {plain(name): name for name in varied}
+    names = {option_name(name): name for name in varied}
     if look.against is None and len(names) != 1:
-        some = f"several things are: {show(list(names))}. Choose with --against" if names else (
-            "nothing is: polyphily sweep METHOD --vary name=v1,v2"
-        )  # fmt: skip
-        raise UserError(f"sensitivity needs runs in which one thing is varied; {some}")
+        reason = (
+            f"these differ in {show(list(names))}: choose one with --against"
+            if names
+            else "these do not differ: create some with polyphily sweep METHOD --vary name=v1,v2"
+        )
+        raise UserError(f"sensitivity needs runs that differ in one setting; {reason}")
     against = (look.against or next(iter(names))).replace("-", "_")
     if against not in names:
-        raise unknown("--against: name that is varied", against, names)
+        raise unknown("varied setting (--against)", against, names)
     key = names[against]
-    noise = {run.path: parse(run.config.get("noise")) for run in runs}
+    noise = {run.path: parse_noise(run.config.get("noise")) for run in runs}
     kinds = {kind for own in noise.values() for kind, share in vars(own).items() if share}
     if key == "noise" and len(kinds) == 1:
         (kind,) = kinds
-        return _against(
+        return _plot_scores(
             runs, look, key, lambda run: getattr(noise[run.path], kind), f"noise, {kind}"
         )
     absent = None if key.startswith(HYPERPARAMETERS) else "none"
-    return _against(runs, look, key, lambda run: run.config.get(key, absent), against)
+    return _plot_scores(runs, look, key, lambda run: run.config.get(key, absent), against)
 
 
 def ablation(runs: Sequence[Run], look: Look) -> Any:
-    """Test score of every run, named by what tells the runs apart: dots, for the axis need not
-    begin at zero."""
-    cast = Cast(runs)
-    groups = cast.by_data()
+    """Plot the test score of every run as a dot, since the axis need not begin at zero."""
+    run_set = RunSet(runs)
+    groups = run_set.by_data()
     tallest = max(len(members) for members in groups.values())
     with style():
-        figure, sheets = sheet(len(groups), look, min(0.2 + 0.07 * tallest, 2.0))
-        for axes, (data, members) in zip(sheets, groups.items(), strict=True):
+        figure, all_axes = axes_grid(len(groups), look, min(0.2 + 0.07 * tallest, 2.0))
+        for axes, (data, members) in zip(all_axes, groups.items(), strict=True):
             labels = [label for label, _ in members]
             values = [_percent(run.score) for _, run in members]
             spread = [_percent(run.spread) if run.spread is not None else 0.0 for _, run in members]
             places = range(len(labels))
-            colours = [COLOURS[cast.slots[label] % len(COLOURS)] for label in labels]
+            colours = [COLOURS[run_set.slots[label] % len(COLOURS)] for label in labels]
             for y, x, deviation, colour in zip(places, values, spread, colours, strict=True):
                 axes.errorbar(
                     x, y, xerr=deviation or None, fmt="o", color=colour, markersize=5, capsize=2
@@ -250,7 +262,7 @@ def ablation(runs: Sequence[Run], look: Look) -> Any:
             axes.set_xlim(max(low - room, 0), high + room)
             axes.set_ylim(len(labels) - 0.4, -0.8)
             axes.set_xlabel(f"test {members[0][1].metric} (%)")
-            _name_sheet(axes, data, len(sheets))
+            _set_title(axes, data, len(all_axes))
     return figure
 
 
@@ -262,44 +274,54 @@ FIGURES: dict[str, Draw] = {
     "sensitivity": sensitivity,
     "ablation": ablation,
 }
-MEASURED = ("homophily", "spectral-kl")
-OF_DATA = ("high-frequency", "inertia")  # without runs: see `data_figures`
+MEASURED = ("homophily", "spectral-kl")  # need an inspection of the clients
+OF_DATA = ("high-frequency", "inertia")  # need no runs, see `data_figures`
 
 
-# What figures share ------------------------------------------------------------------------------
+# Shared by figures --------------------------------------------------------------------------------
 
 
-def _against(
-    runs: Sequence[Run], look: Look, key: str, value: Callable[[Run], Any], words: str
+def _plot_scores(
+    runs: Sequence[Run], look: Look, key: str, value: Callable[[Run], Any], title: str
 ) -> Any:
-    """Test scores over values of one thing; what else differs makes lines of their own."""
+    """Plot test scores over the values of one setting.
+
+    Runs that differ in other settings are shown as separate lines.
+
+    Args:
+        runs: the runs.
+        look: options of the figure.
+        key: the entry of the configuration that is varied.
+        value: its value in a run; None if the run does not have it.
+        title: the label of the horizontal axis.
+    """
     others = [n for n in _varied(runs) if n != key and not (key == "clients" and n == "partition")]
     lines: dict[str, list[Run]] = {}
     for run in runs:
-        rest = [f"{plain(n)} {show(run.config[n])}" for n in others if n in run.config]
+        rest = [f"{option_name(n)} {show(run.config[n])}" for n in others if n in run.config]
         lines.setdefault(" ".join([run.method, ", ".join(rest)]).strip(), []).append(run)
     known = {value(run) for run in runs if value(run) is not None}
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
     order = sorted(known, key=(lambda v: v) if numeric else str)
     with style():
-        figure, (axes,) = sheet(1, look)
+        figure, (axes,) = axes_grid(1, look)
         for slot, (label, members) in enumerate(lines.items()):
-            ink = {"color": COLOURS[slot % len(COLOURS)], "label": label}
-            at = [run for run in members if value(run) is not None]
-            if not at:  # a method that does not have what is varied: the same everywhere
+            line_style = {"color": COLOURS[slot % len(COLOURS)], "label": label}
+            with_value = [run for run in members if value(run) is not None]
+            if not with_value:  # the method does not have the varied setting: a constant line
                 for run in members[:1]:
-                    axes.axhline(_percent(run.score), linestyle="--", linewidth=0.9, **ink)
+                    axes.axhline(_percent(run.score), linestyle="--", linewidth=0.9, **line_style)
                 continue
-            at.sort(key=lambda run: order.index(value(run)))
-            x = [value(run) if numeric else order.index(value(run)) for run in at]
+            with_value.sort(key=lambda run: order.index(value(run)))
+            x = [value(run) if numeric else order.index(value(run)) for run in with_value]
             axes.errorbar(
                 x,
-                [_percent(run.score) for run in at],
-                yerr=[_percent(run.spread) if run.spread is not None else 0.0 for run in at],
+                [_percent(run.score) for run in with_value],
+                yerr=[0.0 if run.spread is None else _percent(run.spread) for run in with_value],
                 marker=MARKERS[slot % len(MARKERS)],
                 capsize=1.5,
                 elinewidth=0.7,
-                **ink,
+                **line_style,
             )
         if numeric and order[0] > 0 and order[-1] / order[0] >= 50:
             axes.set_xscale("log")
@@ -307,36 +329,38 @@ def _against(
             axes.set_xticks(order, [show(v) for v in order])
         elif not numeric:
             axes.set_xticks(range(len(order)), [show(v) for v in order])
-        axes.set_xlabel(words.replace("_", " "))
+        axes.set_xlabel(title.replace("_", " "))
         axes.set_ylabel(f"test {runs[0].metric} (%)")
         legend(figure, [axes])
     return figure
 
 
 def _varied(runs: Sequence[Run]) -> list[str]:
-    """In what runs of the same method differ."""
+    """Return the settings in which runs of the same method differ."""
     methods = dict.fromkeys(run.method for run in runs)
     groups = [[run for run in runs if run.method == method] for method in methods]
     return list(dict.fromkeys(name for group in groups for name in differing(group)))
 
 
 def _measured(runs: Sequence[Run]) -> dict[str, Any]:
-    found = Cast(runs).inspections()
+    found = RunSet(runs).inspections()
     if not found:
-        raise UserError("none of these runs has measures of its clients, and their data are absent")
+        raise UserError(
+            "none of these runs has measurements of its clients, and their data are not here"
+        )
     return found
 
 
-def _name_sheet(axes: Any, data: str, sheets: int) -> None:
-    if sheets > 1:
+def _set_title(axes: Any, data: str, all_axes: int) -> None:
+    if all_axes > 1:
         axes.set_title(data)
 
 
-def legend(figure: Any, sheets: Sequence[Any]) -> None:
-    """One for all axes, above them, where there is more than one line."""
+def legend(figure: Any, all_axes: Sequence[Any]) -> None:
+    """Add one legend for all axes above them, unless there is only one line."""
     entries = {
         name: handle
-        for axes in sheets
+        for axes in all_axes
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if len(entries) > 1:

@@ -1,4 +1,4 @@
-"""The page as one HTML file: words and tables as they are, figures as numbers and a script."""
+"""The page as one HTML file: text, tables, and figures that a script draws from numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from polyphily.report.blocks import Content, Entries, Figure, Item, Section, Tab
 from polyphily.runs.folder import clean, write_text
 
 PAGE = "report.html"
-LONG = 60  # characters from which a cell may break its line
-# The page fetches nothing, and a browser that is told so refuses to.
+LONG = 60  # cells with more characters may break their lines
+# The page fetches nothing; this policy makes the browser refuse any request.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -22,7 +22,7 @@ def write(content: Content, file: Path) -> None:
 
 
 def render(content: Content) -> str:
-    """The whole page; it needs no other file and no network."""
+    """Return the HTML of a page. It needs no other file and no network."""
     sections = content.sections
     links = "".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in sections)
     facts = "".join(
@@ -98,9 +98,9 @@ def _figure(figure: Figure) -> str:
         f"{kind.upper()}</button>"
         for kind in ("svg", "png")
     )
-    kind = " class=half" if figure.half else ""
+    width = " class=half" if figure.half else ""
     return (
-        f'<figure{kind} data-figure="{figure.id}">'
+        f'<figure{width} data-figure="{figure.id}">'
         f'<div class="head"><h3>{escape(figure.title)}</h3><div class="save">{buttons}</div></div>'
         '<div class="controls"></div><div class="canvas"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption></figure>\n"
@@ -108,15 +108,15 @@ def _figure(figure: Figure) -> str:
 
 
 def _table(table: Table) -> str:
-    def cell(tag: str, column: int, words: str) -> str:
-        kinds = ["word"] * (column < table.words) + ["long"] * (len(words) > LONG)
-        marked = f' class="{" ".join(kinds)}"' if kinds else ""
-        return f"<{tag}{marked}>{escape(words)}</{tag}>"
+    def cell(tag: str, column: int, text: str) -> str:
+        classes = ["word"] * (column < table.text_columns) + ["long"] * (len(text) > LONG)
+        attribute = f' class="{" ".join(classes)}"' if classes else ""
+        return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 
     head = "".join(cell("th", i, name) for i, name in enumerate(table.columns))
     body = "".join(
         f"<tr{' class=strong' if r in table.strong else ''}>"
-        f"{''.join(cell('td', i, words) for i, words in enumerate(row))}</tr>"
+        f"{''.join(cell('td', i, text) for i, text in enumerate(row))}</tr>"
         for r, row in enumerate(table.rows)
     )
     caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
@@ -137,7 +137,7 @@ def _entries(entries: Entries) -> str:
 
 
 def _embedded(data: object) -> str:
-    """JSON that may stand inside a script element, whatever a name in it contains."""
+    """Return JSON that is safe inside a script element, whatever characters it contains."""
     text = json.dumps(clean(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c")
 

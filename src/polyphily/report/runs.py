@@ -1,4 +1,4 @@
-"""Run folders as a report reads them, and what to call each run beside the others."""
+"""Run folders as a report reads them, and names that tell runs apart."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from polyphily.core.method import VIEW_OF
 from polyphily.errors import UserError
 from polyphily.report import evidence
 from polyphily.report.evidence import COLLABORATION
 from polyphily.runs.folder import CONFIG, METRICS, SUMMARY, RunFolder
-from polyphily.runs.run import VIEW_OF
 
-# What a run was trained on; runs that agree in these are compared with each other.
+# The data that a run was trained on. Runs with the same data are compared with each other.
 DATA = ("dataset", "partition", "clients", "split", "noise", "normalize")
 HYPERPARAMETERS = "set."
-SET_ASIDE = ".before-"  # in the name of a folder that had to make room for another run
-NO_MATTER = ("seeds", "engine", "device", "threads", "dtype")  # make no other outcome
+SET_ASIDE = ".before-"  # in the names of folders that were renamed to make room for another run
+NOT_NAMED = ("method", "seeds", "engine", "device", "threads", "dtype")  # not part of a run's name
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Run:
     """A finished run, from its folder.
 
     Attributes:
-        path: the folder.
-        summary: the outcome.
-        config: what was asked, hyperparameters as `set.name`.
-        records: one per round.
-        evidence: what was measured of data and models (`evidence.gather`); empty where nothing was.
+        path: the run folder.
+        summary: the summary of the run.
+        config: the configuration, hyperparameters as `set.name`.
+        records: one record per round.
+        evidence: measurements of data and models (`evidence.gather`); empty if there are none.
     """
 
     path: Path
@@ -48,8 +48,8 @@ class Run:
         if summary is None:
             done = len(folder.records())
             raise UserError(
-                f"{path} is not finished ({done} rounds are there): "
-                f"go on with it: polyphily run --resume {path}"
+                f"{path} is not finished ({done} rounds so far); "
+                f"continue it with: polyphily run --resume {path}"
             )
         entries = _read_toml(path / CONFIG)
         given = entries.pop("set", {})
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def data(self) -> tuple[tuple[str, Any], ...]:
-        """What identifies the data. The partitions' digests tell apart what names do not."""
+        """The identity of the data. The digest distinguishes partitions of the same name."""
         asked = [(name, self.config.get(name)) for name in DATA if name != "partition"]
         digest = self.summary["partition"]["sha256"]
         return (*asked, ("partition", self.summary["partition"]["name"]), ("sha256", digest))
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds, where there are several."""
+        """Standard deviation over seeds; None for a single seed."""
         value: float | None = self.test.get(f"{self.metric}_std")
         return value
 
@@ -119,47 +119,51 @@ class Run:
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Time behind the run after each round; all seeds together, evaluation left out."""
+        """Accumulated training time after each round, for all seeds together."""
         return list(accumulate(record["seconds"] for record in self.records))
 
     @cached_property
     def megabytes(self) -> list[float]:
-        """Sent and received by all clients of one federation after each round."""
+        """Accumulated traffic of all clients of one federation after each round."""
         return list(accumulate((r["bytes_up"] + r["bytes_down"]) / 1e6 for r in self.records))
 
     @cached_property
     def collaboration(self) -> list[dict[str, Any]]:
-        """Who learned from whom, by round (`evidence.Collaboration`); the last word on each."""
+        """Collaboration weights by round (`evidence.Collaboration`).
+
+        A resumed run can record a round twice; the last record counts.
+        """
         found = {record["round"]: record for record in RunFolder(self.path).records(COLLABORATION)}
         return [found[r] for r in sorted(found) if r <= self.summary["rounds"]]
 
 
-def find(paths: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, and in folders below them, in the order they were begun."""
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the runs in these folders and in folders below them, in the order of their start."""
     found: dict[Path, Run] = {}
     for path in paths:
         if not path.exists():
             raise UserError(f"no folder {path}")
-        inside = [path] if _is_run(path) else sorted(_below(path), key=_begun)
+        inside = [path] if _is_run(path) else sorted(_runs_below(path), key=_start_time)
         if not inside:
             raise UserError(f"{path} holds no run: no folder in it has {CONFIG} and {METRICS}")
         finished = [p for p in inside if (p / SUMMARY).exists()]
-        for run in finished or inside[:1]:  # `read` says what is the matter with the first
+        # If no run is finished, reading the first one raises an error that says so.
+        for run in finished or inside[:1]:
             found.setdefault(run.resolve(), Run.read(run))
     return list(found.values())
 
 
 def _is_run(path: Path) -> bool:
-    """Whether it is a run's folder; that of a server has a configuration, too, and runs in it."""
+    """Check for a run folder. A server's folder has a configuration too, but no models."""
     return (path / CONFIG).is_file() and (path / "models").is_dir()
 
 
-def _below(path: Path) -> list[Path]:
+def _runs_below(path: Path) -> list[Path]:
     found = [file.parent for file in path.rglob(CONFIG) if (file.parent / METRICS).exists()]
     return [run for run in found if SET_ASIDE not in run.name]
 
 
-def _begun(path: Path) -> float:
+def _start_time(path: Path) -> float:
     return (path / CONFIG).stat().st_mtime
 
 
@@ -174,57 +178,56 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Entries of the configuration in which runs differ, method and seeds left out."""
+    """Return the entries of the configuration in which runs differ, except `NOT_NAMED`."""
     names = dict.fromkeys(name for run in runs for name in run.config)
     return [
         name
         for name in names
-        if name not in ("method", *NO_MATTER)
-        and len({str(run.config.get(name)) for run in runs}) > 1
+        if name not in NOT_NAMED and len({str(run.config.get(name)) for run in runs}) > 1
     ]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its method, and what tells it from others of that method.
+    """Name each run by its method and the settings that distinguish it.
 
-    Runs are told apart within the same data; `settings` names the data.
+    Names are unique among runs on the same data only; `settings` names the data.
     """
     found = []
     for run in runs:
         alike = [r for r in runs if r.method == run.method and r.data == run.data]
-        words = [f"{plain(name)} {show(run.config.get(name))}" for name in differing(alike)]
-        if len(alike) > 1 and not words:
-            words = [run.path.name]
-        found.append(" ".join([run.method, ", ".join(words)]).strip())
+        parts = [f"{option_name(name)} {show(run.config.get(name))}" for name in differing(alike)]
+        if len(alike) > 1 and not parts:
+            parts = [run.path.name]
+        found.append(" ".join([run.method, ", ".join(parts)]).strip())
     return found
 
 
 def settings(runs: Sequence[Run]) -> dict[tuple[tuple[str, Any], ...], str]:
-    """The data that runs were trained on, each with a name that tells it from the others."""
+    """Name each data setting that runs were trained on by what distinguishes it."""
     first = {run.data: run for run in reversed(runs)}
     kept = {data: first[data] for data in dict.fromkeys(run.data for run in runs)}
     names = [n for n in DATA if n in differing(list(kept.values()))]
     found: dict[tuple[tuple[str, Any], ...], str] = {}
     for data, run in kept.items():
-        words = [show(run.config.get(n)) + " clients" * (n == "clients") for n in names]
-        text = ", ".join(words) or str(run.summary["dataset"])
+        parts = [show(run.config.get(n)) + " clients" * (n == "clients") for n in names]
+        text = ", ".join(parts) or str(run.summary["dataset"])
         while text in found.values():
             text += " ′"
         found[data] = text
     return found
 
 
-def plain(name: str) -> str:
-    """The name of an entry without the table that it is in.
+def option_name(name: str) -> str:
+    """Return the name of a configuration entry without the TOML table that it is in.
 
-    >>> plain("set.mu")
+    >>> option_name("set.mu")
     'mu'
     """
     return name.removeprefix(HYPERPARAMETERS)
 
 
 def show(value: Any) -> str:
-    """A value as people write it.
+    """Format a value of the configuration.
 
     >>> show(0.10), show([0, 1]), show(None), show(True)
     ('0.1', '0, 1', 'none', 'on')

@@ -1,4 +1,4 @@
-"""How well runs did: tables with ranks, every client as a dot, curves over rounds."""
+"""The parts of a page that show scores: tables with ranks, scores by client, learning curves."""
 
 from __future__ import annotations
 
@@ -6,35 +6,38 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from polyphily.report.blocks import Choice, Figure, Item, Section, Table, digits, percents, thinned
-from polyphily.report.cast import Cast
+from polyphily.report.blocks import (
+    Choice,
+    Figure,
+    Section,
+    Table,
+    round_digits,
+    subsample,
+    to_percent,
+)
+from polyphily.report.run_set import RunSet
 from polyphily.report.runs import Run
 from polyphily.report.words import duration, percent, short_number, size, span
 
 AGAINST = ("rounds", "seconds", "megabytes")
-UNITS = {"loss": "loss", "epsilon": "epsilon spent by a client"}  # of what is not a percentage
+UNITS = {"loss": "loss", "epsilon": "epsilon spent by a client"}  # curves that are not in percent
 
 
-def result(cast: Cast) -> Section:
-    if cast.single:
-        return Section("result", "Result", items=(_moments(cast.runs[0]),))
-    items: list[Item] = []
-    if len(cast.settings) == 1:
-        items.append(_comparison(cast))
-    else:
-        items.append(_grid(cast))
-    items.append(_strip(cast))
-    return Section("result", "Result", items=tuple(items))
+def result_section(run_set: RunSet) -> Section:
+    if run_set.single:
+        return Section("result", "Result", items=(_moments(run_set.runs[0]),))
+    table = _comparison(run_set) if len(run_set.settings) == 1 else _grid(run_set)
+    return Section("result", "Result", items=(table, _strip(run_set)))
 
 
 def _moments(run: Run) -> Table:
-    """Both views at three moments, as the terminal shows them."""
+    """Return the scores of both views at three moments, as the terminal shows them."""
     rows: list[tuple[str, ...]] = []
     strong = set()
     names = [run.metric] if run.metric == "accuracy" else [run.metric, "accuracy"]
     names.append("f1_macro")
     for view in ("received", "trained"):
-        for moment, words in (
+        for moment, title in (
             ("best_val", "best validation"),
             ("last5", "last 5"),
             ("final", "last"),
@@ -46,7 +49,7 @@ def _moments(run: Run) -> Table:
             rows.append(
                 (
                     view,
-                    words,
+                    title,
                     with_deviation(scores["val"], run.metric),
                     *[with_deviation(test, name) for name in names],
                     percent(test.get(f"{run.metric}_client_mean")),
@@ -58,24 +61,24 @@ def _moments(run: Run) -> Table:
     return Table(
         (*columns, *tests, "client mean", "client range"),
         tuple(rows),
-        f"In percent. {run.view.capitalize()} is how {run.method} is evaluated: received is the "
-        "model the server sends back, trained the client's after local training.",
-        words=2,
+        f"In percent. {run.method} is evaluated in the view {run.view}. Received is the model that "
+        "the server sends back, trained is the client's model after local training.",
+        text_columns=2,
         strong=frozenset(strong),
     )
 
 
-def _comparison(cast: Cast) -> Table:
-    """Methods side by side on the same data, with ranks."""
-    ranks = rank([run.score for run in cast.runs])
-    by_client = mean_ranks([run.per_client for run in cast.runs])
-    by_seed = mean_ranks([run.scores_by_seed for run in cast.runs])
+def _comparison(run_set: RunSet) -> Table:
+    """Return a table of runs on the same data, with ranks."""
+    ranks = rank([run.score for run in run_set.runs])
+    by_client = mean_ranks([run.per_client for run in run_set.runs])
+    by_seed = mean_ranks([run.scores_by_seed for run in run_set.runs])
     several = (
-        all(len(run.seeds) > 1 for run in cast.runs)
-        and len({*map(str, (r.seeds for r in cast.runs))}) == 1
+        all(len(run.seeds) > 1 for run in run_set.runs)
+        and len({*map(str, (r.seeds for r in run_set.runs))}) == 1
     )
     rows = []
-    for i, (label, run) in enumerate(zip(cast.labels, cast.runs, strict=True)):
+    for i, (label, run) in enumerate(zip(run_set.labels, run_set.runs, strict=True)):
         cells = [
             label,
             run.view,
@@ -89,7 +92,7 @@ def _comparison(cast: Cast) -> Table:
             size(run.summary["bytes_up_per_round"]),
         ]
         rows.append(tuple(cells))
-    metric = cast.runs[0].metric
+    metric = run_set.runs[0].metric
     seeds = ("rank by seed",) if several else ()
     return Table(
         (
@@ -101,21 +104,22 @@ def _comparison(cast: Cast) -> Table:
             "client mean",
             "rank by client",
             "client range",
-            "a round",
-            "sent a round",
+            "time per round",
+            "upload per round",
         ),
         tuple(rows),
-        "In percent, at the best validation round. Rank by client: each client ranks the methods, "
-        "and ranks are averaged; 1 is best, ties share.",
-        words=2,
+        "In percent, at the best validation round. Rank by client: methods are ranked at each "
+        "client, and the ranks are averaged. 1 is best; ties share the mean of their ranks. "
+        "Uploads are those of all clients together.",
+        text_columns=2,
         strong=frozenset(i for i, value in enumerate(ranks) if value == 1),
     )
 
 
-def _grid(cast: Cast) -> Table:
-    """Labels by data, with the mean rank over the data where several methods met."""
-    groups = cast.by_data()
-    names = list(cast.slots)
+def _grid(run_set: RunSet) -> Table:
+    """Return a table of methods by data, with mean ranks if methods share data."""
+    groups = run_set.by_data()
+    names = list(run_set.slots)
     columns = {data: dict(members) for data, members in groups.items()}
     ranks: dict[str, list[float]] = {name: [] for name in names}
     for members in columns.values():
@@ -123,7 +127,7 @@ def _grid(cast: Cast) -> Table:
         for name, value in zip(known, rank([members[n].score for n in known]), strict=True):
             if value is not None:
                 ranks[name].append(value)
-    met = any(len(members) > 1 for members in columns.values())
+    ranked = any(len(members) > 1 for members in columns.values())
     rows: list[tuple[str, ...]] = []
     strong = set()
     means = {name: statistics.fmean(values) for name, values in ranks.items() if values}
@@ -132,45 +136,48 @@ def _grid(cast: Cast) -> Table:
             with_deviation(m[name].test, m[name].metric) if name in m else "–"
             for m in columns.values()
         ]
-        if met and means.get(name) == min(means.values()):
+        if ranked and means.get(name) == min(means.values()):
             strong.add(len(rows))
-        rows.append((name, *cells, *([short_number(means.get(name))] if met else [])))
+        rows.append((name, *cells, *([short_number(means.get(name))] if ranked else [])))
     return Table(
-        ("", *columns, *(["mean rank"] if met else [])),
+        ("", *columns, *(["mean rank"] if ranked else [])),
         tuple(rows),
         "Test scores in percent, at the best validation round.",
         strong=frozenset(strong),
     )
 
 
-def _strip(cast: Cast) -> Figure:
-    """Every client's score as a dot, a row per run."""
+def _strip(run_set: RunSet) -> Figure:
+    """Show the score of every client as a dot, with a row per run."""
     panels = {}
-    for data, members in cast.by_data().items():
+    for data, members in run_set.by_data().items():
         rows = [
             {
                 "name": label,
-                "slot": cast.slots[label],
-                "values": percents(run.per_client),
+                "slot": run_set.slots[label],
+                "values": to_percent(run.per_client),
                 "labels": run.clients,
-                "mean": percents([run.test.get(f"{run.metric}_client_mean")])[0],
+                "mean": to_percent([run.test.get(f"{run.metric}_client_mean")])[0],
             }
             for label, run in members
         ]
-        panels[cast.key(data)] = {"x": f"test {members[0][1].metric} of a client, %", "rows": rows}
+        panels[run_set.key(data)] = {
+            "x": f"test {members[0][1].metric} of a client, %",
+            "rows": rows,
+        }
     return Figure(
         "spread",
         "strip",
-        "How clients fare",
-        "A dot is a client, the bar their plain mean. A method that is good on average can leave "
-        "some clients behind.",
+        "Score of each client",
+        "Each dot is a client, the bar is their unweighted mean. A method that is good on average "
+        "can be poor for some clients.",
         panels,
-        cast.data_choice(),
+        run_set.data_choice(),
     )
 
 
 def rank(values: Sequence[float | None]) -> list[float | None]:
-    """1 for the largest; ties share the mean of their places; None has no rank.
+    """Rank values in descending order; ties share the mean of their ranks, None has no rank.
 
     >>> rank([0.5, 0.7, None, 0.7])
     [3.0, 1.5, None, 1.5]
@@ -185,7 +192,7 @@ def rank(values: Sequence[float | None]) -> list[float | None]:
 
 
 def mean_ranks(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Each row's rank in the mean over columns; columns where a row has nothing are left out.
+    """Return the mean rank of each row over all columns without missing values.
 
     >>> mean_ranks([[0.9, 0.1, 0.5], [0.8, 0.2, None]])
     [1.5, 1.5]
@@ -201,8 +208,8 @@ def mean_ranks(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
     ]
 
 
-def convergence(cast: Cast) -> Section:
-    metrics = list(dict.fromkeys(run.metric for run in cast.runs))
+def convergence_section(run_set: RunSet) -> Section:
+    metrics = list(dict.fromkeys(run.metric for run in run_set.runs))
     curves: dict[str, Callable[[Run, Mapping[str, Any]], float | None]] = {
         f"{split} {metric}": lambda run, record, s=split, m=metric: (  # type: ignore[misc]
             record.get(run.view, {}).get(s, {}).get(m)
@@ -211,31 +218,35 @@ def convergence(cast: Cast) -> Section:
         for split in ("test", "val")
     }
     curves["loss"] = lambda _, record: record.get("loss")
-    if any("dp" in run.summary for run in cast.runs):
+    if any("dp" in run.summary for run in run_set.runs):
         curves["epsilon"] = lambda _, record: record.get("epsilon")
     panels: dict[str, Any] = {}
-    for data, members in cast.by_data().items():
+    for data, members in run_set.by_data().items():
         for name, value in curves.items():
             for against in AGAINST:
                 series = [
-                    {"name": label, "slot": cast.slots[label], **curve(run, value, against, name)}
+                    {
+                        "name": label,
+                        "slot": run_set.slots[label],
+                        **curve(run, value, against, name),
+                    }
                     for label, run in members
                 ]
-                panels[cast.key(data, name, against)] = {
+                panels[run_set.key(data, name, against)] = {
                     "x": "MB sent and received" if against == "megabytes" else against,
                     "y": UNITS.get(name, f"{name}, %"),
                     "series": [s for s in series if s["x"]],
                 }
-    several = any(len(run.seeds) > 1 for run in cast.runs)
+    several = any(len(run.seeds) > 1 for run in run_set.runs)
     band = " The band is one standard deviation over seeds." if several else ""
     figure = Figure(
         "convergence",
         "lines",
-        "Round by round",
-        "Each method in the view it is evaluated in; time is that of training without evaluation, "
-        f"traffic that of all clients together.{band}",
+        "Learning curves",
+        "Each method is shown in the view that it is evaluated in. Seconds are those of training, "
+        f"without evaluation; megabytes are those of all clients together.{band}",
         panels,
-        (*cast.data_choice(), Choice("score", tuple(curves)), Choice("against", AGAINST)),
+        (*run_set.data_choice(), Choice("score", tuple(curves)), Choice("against", AGAINST)),
     )
     return Section("convergence", "Convergence", items=(figure,))
 
@@ -246,7 +257,7 @@ def curve(
     against: str,
     name: str,
 ) -> dict[str, list[float]]:
-    """A score over rounds, seconds or megabytes, with a band of one deviation over seeds."""
+    """Return a score over rounds, seconds or megabytes, with a band of one deviation over seeds."""
     scale = 1 if name in UNITS else 100
     x: list[float] = {
         "rounds": [float(r["round"]) for r in run.records],
@@ -257,15 +268,15 @@ def curve(
         return {"x": [], "y": []}  # nothing is sent
     found: dict[str, list[float]] = {"x": [], "y": [], "lo": [], "hi": []}
     known = [i for i, record in enumerate(run.records) if value(run, record) is not None]
-    for i in thinned(known):
+    for i in subsample(known):
         record = run.records[i]
         seeds = [value(run, own) for own in record.get("per_seed", [record])]
         values = [scale * v for v in seeds if v is not None]
         mean = statistics.fmean(values)
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        found["x"].append(digits(x[i]))
+        found["x"].append(round_digits(x[i]))
         for key, y in (("y", mean), ("lo", mean - deviation), ("hi", mean + deviation)):
-            found[key].append(digits(y))
+            found[key].append(round_digits(y))
     if found["lo"] == found["y"]:
         del found["lo"], found["hi"]
     return found

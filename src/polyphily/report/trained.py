@@ -1,20 +1,20 @@
-"""What is measured of a run's models: embeddings, filters, and how clients' weights differ."""
+"""Measures of a run's models: embeddings, filters, and differences between clients' weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from polyphily.core.local import Local, Message, model_part
+from polyphily.core.local import Local
+from polyphily.core.messages import Message, model_part
 from polyphily.engines.simulation import Simulation
-from polyphily.graphs.graph import UNLABELLED
+from polyphily.graphs.graph import UNLABELLED, Graph
 from polyphily.heterogeneity.divergence import collaboration_heterogeneity, embedding_divergence
 from polyphily.heterogeneity.filters import FREQUENCIES, basis_response, polynomial_response
 from polyphily.heterogeneity.inspection import Trained
@@ -22,17 +22,15 @@ from polyphily.heterogeneity.spectral import normalised_adjacency
 from polyphily.nn.backbones import GPRGNN
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.unifilter import UniFilter, bases, train_homophily
-
-FloatArray = npt.NDArray[np.float64]
-STRENGTH = "strength"  # the server's entry for how strongly clients collaborate, `[K, …, K]`
+from polyphily.report.evidence import FloatArray, to_array
 
 
 def examine(simulation: Simulation, view: str) -> Trained:
-    """Measures the models of a simulation's first federation.
+    """Measure the models of a simulation's first federation.
 
     Args:
-        simulation: after its rounds.
-        view: "received" or "trained", as `Local`s of the simulation.
+        simulation: the simulation, after its last round.
+        view: which models to measure, "received" or "trained".
     """
     local = simulation.received() if view == "received" else simulation.trained()
     federation = simulation.federations[0]
@@ -45,8 +43,8 @@ def examine(simulation: Simulation, view: str) -> Trained:
         len(federation.classes),
         federation.seed,
     )
-    responses = filter_responses(local, len(clients))
-    weights, kind = _collaboration(simulation)
+    responses = filter_responses(local, federation.clients)
+    weights, kind = _collaboration_weights(simulation)
     trained = model_part(simulation.memory)
     names = [n for n in trained if simulation.method.shares(simulation.network, n)] or [*trained]
     theta = np.concatenate([_rows(trained[n], len(clients)) for n in names], axis=1)
@@ -55,7 +53,7 @@ def examine(simulation: Simulation, view: str) -> Trained:
     largest = float((weights * (squares[:, None] + squares)).sum())
     return Trained(
         method=simulation.method.name,
-        network=type(simulation.network).__name__,
+        network=simulation.network.describe(),
         round=simulation.round,
         seed=federation.seed,
         view=view,
@@ -69,19 +67,19 @@ def examine(simulation: Simulation, view: str) -> Trained:
     )
 
 
-def filter_responses(local: Local, clients: int) -> FloatArray | None:
-    """g(λ) of the first clients' filters at `FREQUENCIES`; None where the network has none.
+def filter_responses(local: Local, graphs: Sequence[Graph]) -> FloatArray | None:
+    """Return g(λ) of each client's filter at `FREQUENCIES`; None if the network has no filter.
 
     GPR-GNN propagates with self-loops: its λ is an eigenvalue of I - (D+I)^-1/2 (A+I) (D+I)^-1/2.
     That of UniFilter is one of I - D^-1/2 A D^-1/2.
     """
-    network, params = local.network, _plain(local.params)
+    network, params = local.network, _to_arrays(local.params)
     if isinstance(network, GPRGNN):
-        return polynomial_response(params["gamma"][:clients])
+        return polynomial_response(params["gamma"][: len(graphs)])
     if not isinstance(network, UniFilter):
         return None
     found = []
-    for graph, weights in zip(local.cohort.graphs[:clients], params["coefficients"], strict=False):
+    for graph, weights in zip(graphs, params["coefficients"], strict=False):
         assert graph.masks is not None
         labels = np.where(graph.masks.train, graph.labels, UNLABELLED)
         h = train_homophily(graph.edges, labels)
@@ -95,7 +93,7 @@ def filter_responses(local: Local, clients: int) -> FloatArray | None:
 def host_bases(
     propagation: sp.csr_array, x: FloatArray, homophily: float, order: int
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """UniFilter's bases of numpy arrays."""
+    """Yield UniFilter's bases of NumPy arrays."""
     ordered = propagation.sorted_indices()
     p = ordered.tocoo()
     matrix = SparseMatrix.from_coordinates(
@@ -105,23 +103,18 @@ def host_bases(
         yield near.numpy(), far.numpy()
 
 
-def _collaboration(simulation: Simulation) -> tuple[FloatArray, str]:
-    """Who collaborates with whom, `[K, K]`, rows summing to one: as learned, or equally."""
+def _collaboration_weights(simulation: Simulation) -> tuple[FloatArray, str]:
+    """Return weights `[K, K]` with rows that sum to one: those the server learned, or equal."""
     count = len(simulation.federations[0])
-    learned = simulation.states[0].get(STRENGTH)
+    learned = simulation.servers[0].collaboration()
     if learned is not None:
-        return _numbers(learned.reshape(count, -1, count)[:, -1]), "learned"
+        return to_array(learned), "learned"
     return np.full((count, count), 1 / count), "equal"
 
 
 def _rows(tensor: Tensor, count: int) -> FloatArray:
-    return _numbers(tensor[:count]).reshape(count, -1)
+    return to_array(tensor[:count]).reshape(count, -1)
 
 
-def _plain(params: Message) -> dict[str, FloatArray]:
-    return {name: _numbers(value) for name, value in params.items()}
-
-
-def _numbers(tensor: Tensor) -> FloatArray:
-    found: FloatArray = tensor.detach().to("cpu", torch.float64).numpy()
-    return found
+def _to_arrays(params: Message) -> dict[str, FloatArray]:
+    return {name: to_array(value) for name, value in params.items()}

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 
 def span(values: Sequence[float | None]) -> str:
-    """The smallest and the largest share that is known, in percent.
+    """Format the smallest and the largest known value in percent.
 
     >>> span([0.5, None, 0.25])
     '25.0 – 50.0'
@@ -20,7 +20,7 @@ def span(values: Sequence[float | None]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes.
+    """Format a number of bytes.
 
     >>> size(12), size(1_468_000)
     ('12 B', '1.5 MB')
@@ -33,7 +33,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Time.
+    """Format a time in seconds.
 
     >>> duration(0.0123), duration(2.5), duration(300)
     ('12.3 ms', '2.5 s', '5.0 min')
@@ -44,7 +44,7 @@ def duration(seconds: float) -> str:
 
 
 def short_number(value: float | None) -> str:
-    """A whole number as such, others with one digit.
+    """Format a whole number without decimals, others with one.
 
     >>> short_number(2.0), short_number(2.5), short_number(None)
     ('2', '2.5', '–')
@@ -55,7 +55,7 @@ def short_number(value: float | None) -> str:
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
-    """A number with so many digits after the point.
+    """Format a number with a fixed number of decimals.
 
     >>> decimal(0.5), decimal(None)
     ('0.500', '–')

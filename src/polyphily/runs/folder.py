@@ -25,7 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from polyphily.core.local import Message
+from polyphily.core.messages import Message
 from polyphily.errors import UserError
 from polyphily.graphs.loading import Federation
 
@@ -34,7 +34,7 @@ SHARE = 0.1  # at most this share of a run goes into writing checkpoints
 
 
 class RunFolder:
-    """Reads and writes a run's files."""
+    """The files of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class RunFolder:
         return self.path / "checkpoint" / "state.safetensors"
 
     def create(self, config: Mapping[str, Any], federations: Sequence[Federation]) -> None:
-        """Lays out a new folder; refuses one that holds a run already."""
+        """Create the folder; refuse one that holds a run already."""
         if (self.path / CONFIG).exists():
             raise UserError(
                 f"{self.path} holds a run already: choose another --out, "
@@ -61,6 +61,7 @@ class RunFolder:
         write_text(self.path / CONFIG, to_toml(config))
 
     def amend_config(self, **entries: Any) -> None:
+        """Change entries of `config.toml`."""
         file = self.path / CONFIG
         config = tomllib.loads(file.read_text(encoding="utf-8"))
         write_text(file, to_toml(config | entries))
@@ -71,11 +72,12 @@ class RunFolder:
     # Rounds ----------------------------------------------------------------------------------
 
     def append(self, record: Mapping[str, Any]) -> None:
+        """Add a round's record to `metrics.jsonl`."""
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean(record), allow_nan=False) + "\n")
 
     def records(self, name: str = METRICS) -> list[dict[str, Any]]:
-        """The objects in a file of one per line."""
+        """Return the objects in a file with one JSON object per line."""
         file = self.path / name
         if not file.exists():
             return []
@@ -83,12 +85,12 @@ class RunFolder:
         for line in file.read_text(encoding="utf-8").splitlines():
             try:
                 found.append(json.loads(line))
-            except json.JSONDecodeError:  # the line a kill cut short
+            except json.JSONDecodeError:  # a line that a kill cut short
                 break
         return found
 
     def truncate(self, rounds: int) -> list[dict[str, Any]]:
-        """Drops what was recorded after the checkpoint; those rounds are run again."""
+        """Drop records of rounds after the given one, which are run again; return the rest."""
         kept = [record for record in self.records() if record["round"] <= rounds]
         lines = "".join(json.dumps(record) + "\n" for record in kept)
         write_text(self.path / METRICS, lines)
@@ -110,7 +112,7 @@ class RunFolder:
     def save_models(
         self, models: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, str]
     ) -> None:
-        """One file per model, named for it; names that would share a file are numbered."""
+        """Write a file per model, named after it; equal file names are numbered."""
         taken: set[str] = set()
         for name, params in models.items():
             stem, number = safe_name(name), 1
@@ -121,10 +123,10 @@ class RunFolder:
             save_tensors(self.path / "models" / f"{stem}.safetensors", params, facts)
 
     def checkpoint_due(self, runs: int = 1) -> bool:
-        """Whether a checkpoint may be written without taking more than its share of the time.
+        """Return whether a checkpoint may be written within its share of the run's time.
 
         Args:
-            runs: how many write one, where several run in one pass.
+            runs: how many runs write one, if several train in one pass.
         """
         return time.perf_counter() - self._written >= runs * self._cost / SHARE
 
@@ -142,7 +144,7 @@ class RunFolder:
         return tensors, progress
 
     def rounds_saved(self) -> int:
-        """How many rounds the checkpoint has behind it; none where there is no checkpoint."""
+        """Return how many rounds the checkpoint covers; 0 without a checkpoint."""
         if not self.checkpoint_file.exists():
             return 0
         with safe_open(self.checkpoint_file, framework="pt") as stream:
@@ -150,7 +152,7 @@ class RunFolder:
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Writes tensors, and words about them, whole or not at all."""
+    """Write tensors with text metadata, atomically."""
     host = {
         n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()
     }
@@ -162,7 +164,7 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 
 
 def read_tensors(file: Path) -> tuple[Message, dict[str, str]]:
-    """What `save_tensors` wrote."""
+    """Read what `save_tensors` wrote."""
     with safe_open(file, framework="pt") as stream:
         tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
         facts: dict[str, str] = stream.metadata() or {}
@@ -170,9 +172,9 @@ def read_tensors(file: Path) -> tuple[Message, dict[str, str]]:
 
 
 def _sort_facts(file: Path) -> None:
-    """Puts the facts in a file's header in order: safetensors leaves them in a random one.
+    """Sort the metadata in a file's header, so that equal weights give equal bytes.
 
-    Equal weights then give equal bytes.
+    safetensors writes the metadata in random order.
     """
     with file.open("r+b") as stream:
         size = int.from_bytes(stream.read(8), "little")
@@ -184,14 +186,14 @@ def _sort_facts(file: Path) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Write a file atomically."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
 
 
 def clean(value: Any) -> Any:
-    """The value with NaN and infinity replaced by null, so that any JSON reader takes it."""
+    """Replace NaN and infinity by None, because JSON has neither."""
     if isinstance(value, Mapping):
         return {str(key): clean(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -202,7 +204,7 @@ def clean(value: Any) -> Any:
 
 
 def safe_name(name: str) -> str:
-    """A name fit for a file: letters, digits, dots, dashes.
+    """Turn a name into a file name of letters, digits, dots and dashes.
 
     >>> safe_name("bank north/1")
     'bank-north-1'
@@ -211,7 +213,7 @@ def safe_name(name: str) -> str:
 
 
 def to_toml(config: Mapping[str, Any]) -> str:
-    """Plain values and one level of tables as TOML.
+    """Write plain values and one level of tables as TOML.
 
     >>> print(to_toml({"method": "fedprox", "seeds": [0, 1], "set": {"mu": 0.1}}), end="")
     method = "fedprox"

@@ -1,17 +1,13 @@
-"""A whole run: rounds, scores, the run folder, and the result in Python's hands."""
+"""A whole run: rounds, scores, the run folder, and the result in Python."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import platform
-import resource
-import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,34 +16,34 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-import polyphily
-from polyphily.core import method as methods
-from polyphily.core import sampling
 from polyphily.core import settings as knobs
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, Message
-from polyphily.core.method import Method
-from polyphily.core.metrics import Evaluator
-from polyphily.core.recipes import fill
+from polyphily.core.local import Local
+from polyphily.core.messages import Message
+from polyphily.core.method import METHODS, PAPER, VIEWS, Method, create
+from polyphily.core.metrics import Evaluator, check_metric
+from polyphily.core.sampling import check_sampling
 from polyphily.core.settings import Settings
-from polyphily.engines.distributed import DistributedSimulation, Team
+from polyphily.engines.placement import ManyProcesses
 from polyphily.engines.replay import Replay
 from polyphily.engines.simulation import UPLOADS, RoundReport, Simulation
+from polyphily.engines.team import Team
 from polyphily.errors import TrainingError, UserError, unknown
 from polyphily.graphs.loading import Federation
-from polyphily.privacy.differential import account, check, spent
+from polyphily.privacy.differential import account, check_privacy, spent
 from polyphily.runs.folder import CONFIG, RunFolder
-from polyphily.runs.tracker import VIEWS, Tracker
+from polyphily.runs.summary import RunFacts, model_facts, record_of, summarise
+from polyphily.runtime.machine import check_device, matmul_precision, threads
+from polyphily.runtime.network import complete
+from polyphily.runtime.tracker import Tracker, make_tracker
 
 Progress = Callable[[dict[str, Any]], None]
 SMALL = 1_000_000  # nodes times hidden units below which one thread is the better choice
-DEVICES = ("cpu", "cuda")
-VIEW_OF = {"global": "received", "personal": "trained"}
 
 
 @dataclass
 class Result:
-    """What a run leaves in Python.
+    """The outcome of a run.
 
     Attributes:
         summary: as in `summary.json`.
@@ -62,11 +58,11 @@ class Result:
     _federations: Sequence[Federation]
 
     def predict(self, client: int | str, seed: int | None = None) -> npt.NDArray[np.str_]:
-        """The class names that a client's model gives to its nodes, in the order of its graph.
+        """Return the class names that a client's model predicts, in the order of its graph.
 
         Args:
             client: position or name.
-            seed: of several runs, which; the first unless given.
+            seed: which of several runs; the first unless given.
         """
         seeds = [f.seed for f in self._federations]
         if seed is not None and seed not in seeds:
@@ -92,7 +88,7 @@ def run(
     progress: Progress | None = None,
     **options: Any,
 ) -> Result:
-    """Trains a federation.
+    """Train a federation.
 
     Args:
         method: a method's name, or a method.
@@ -106,7 +102,7 @@ def run(
         The summary, the models and predictions.
 
     Raises:
-        UserError: for names and values that cannot be.
+        UserError: for unknown names and values out of bounds.
         TrainingError: when training cannot go on.
     """
     federations = [federation] if isinstance(federation, Federation) else list(federation)
@@ -115,11 +111,11 @@ def run(
     chosen = {k: v for k, v in options.items() if k in knobs.names()}
     rest = {k: v for k, v in options.items() if k not in chosen}
     if isinstance(method, str):
-        known = {*methods.find(method).hyperparameters(), methods.PAPER, *knobs.names()}
+        known = {*METHODS.find(method).hyperparameters(), PAPER, *knobs.names()}
         for name in rest:
             if name not in known:
                 raise unknown("setting", name, known)
-        method = methods.create(method, rest)
+        method = create(method, rest)
     elif rest:
         raise UserError(f"settings that do not exist: {', '.join(rest)}")
     settings = knobs.from_mapping(chosen)
@@ -134,41 +130,19 @@ def run(
     return execution.go(progress)
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Sets torch's number of threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Sets how torch multiplies matrices of float32 for a while."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class Execution:
     """A run in progress: simulation, tracker and folder.
 
     Args:
         method: what is trained.
         federations: one per seed; with `rates`, also several times the same.
-        settings: knobs; what is open is filled in.
+        settings: those left open are filled in.
         out: the run folder, if there is one.
-        loading_seconds: what it took to get the data.
+        loading_seconds: how long loading the data took.
         rates: (learning rate, weight decay) of each federation, in place of the settings'.
         keep_best: whether the models of the best validation round are kept.
-        cohort: that of an earlier execution on the same federations, to use again.
-        team: the processes that share the clients, where there are several.
+        cohort: that of an earlier execution on the same federations, to be reused.
+        team: the processes that share the clients, if there are several.
     """
 
     def __init__(
@@ -186,52 +160,60 @@ class Execution:
         began = time.perf_counter()
         first = federations[0]
         _check_together(federations, repeated=rates is not None)
-        settings = dataclasses.replace(settings, backbone=settings.backbone or method.backbone)
-        settings = fill(settings, first.kind, first.metric, dense=first.dense)
+        settings = complete(settings, method, first.kind, first.metric, dense=first.dense)
         settings.check()
-        if settings.metric == "auc" and len(first.classes) != 2:
-            raise UserError(
-                f"metric auc needs two classes, {first.dataset} has {len(first.classes)}"
-            )
+        check_metric(settings.metric or "accuracy", len(first.classes), first.dataset)
         check_device(settings.device)
-        check(method, settings, min(len(f) for f in federations))
-        sampling.check(method, settings)
+        check_privacy(method, settings, min(len(f) for f in federations))
+        check_sampling(method, settings)
+        if team is not None and settings.engine == "flower":
+            raise UserError("engine 'flower' starts processes of its own: run it without torchrun")
         self.method, self.federations, self.settings = method, list(federations), settings
-        self.out, self.team = out, team
+        self.out, self.team, self.view, self.keep_best = out, team, method.view, keep_best
         self.folder = RunFolder(out) if out and (team is None or team.leads) else None
+        self._rates, self._cohort = rates, cohort
+        self._scoring: dict[int, Replay[tuple[torch.Tensor, Message]]] = {}
+        self.reports: list[dict[str, Any]] = []
+        self.watched = True  # whether a callback looks at the records of rounds
+        if settings.engine != "flower":  # sites of their own have no use for it
+            self.tracker.counts  # noqa: B018  all that can fail fails here
+        self.setup_seconds = loading_seconds + time.perf_counter() - began
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The clients and servers of this process."""
+        team, federations = self.team, self.federations
         try:
-            self.simulation = (
-                Simulation(method, federations, settings, rates, known=cohort)
-                if team is None
-                else DistributedSimulation(method, federations, settings, rates, team=team)
+            return Simulation(
+                self.method,
+                federations,
+                self.settings,
+                self._rates,
+                cohort=self._cohort,
+                placement=None if team is None else ManyProcesses(federations, team),
             )
         except ValueError as error:
             raise UserError(str(error)) from None
-        graphs = self.simulation.cohort.graphs
-        self.evaluator = Evaluator(graphs, len(first.classes), self.simulation.device)
-        selection = method.selection if settings.selection == "method" else settings.selection
-        self.view = VIEW_OF[method.evaluated]
-        self.tracker = Tracker(
-            self.simulation.share(torch.from_numpy(self.evaluator.counts)).numpy(),
-            [len(f) for f in federations],
-            settings.metric or "accuracy",
-            per_client=selection == "client",
-            view=self.view,
-            one_model=method.evaluated == "global" and self._all_shared(),
-        )
-        self.selection, self.keep_best = selection, keep_best
-        self._scoring: dict[int, Replay[tuple[torch.Tensor, Message]]] = {}
-        self.reports: list[dict[str, Any]] = []
-        self.watched = True  # whether anybody looks at the records of rounds
-        self.setup_seconds = loading_seconds + time.perf_counter() - began
 
-    def _all_shared(self) -> bool:
-        """Whether a federation has one model: clients keep no part of theirs to themselves."""
-        network = self.simulation.network
-        return all(self.method.shares(network, n) for n, _ in network.named_parameters())
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Scores the models of all clients of this process."""
+        cohort = self.simulation.cohort
+        return Evaluator(cohort.graphs, cohort.classes, self.simulation.device)
+
+    @cached_property
+    def tracker(self) -> Tracker:
+        """The scores so far, and the models of the best round."""
+        return make_tracker(
+            self.method,
+            self.settings,
+            self.simulation.placement.share(torch.from_numpy(self.evaluator.counts)).numpy(),
+            [len(f) for f in self.federations],
+            one_model=self.simulation.servers[0].one_model,
+        )
 
     def config(self) -> dict[str, Any]:
-        """Everything needed to run again, for `config.toml`."""
+        """Return all that is needed to run again, for `config.toml`."""
         return {
             "method": self.method.name,
             **self.federations[0].request,
@@ -241,25 +223,28 @@ class Execution:
         }
 
     def go(self, progress: Progress | None = None) -> Result:
-        """Runs to the end and writes what a run leaves behind."""
+        """Run to the end; write models and summary."""
         with self.at_work():
             self.advance_to_the_end(progress)
             return self.finish()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Sets torch's threads and the precision of products as this run wants them."""
+        """Set torch's threads and the precision of products for this run."""
         settings = self.settings
-        with threads(settings.threads or self.usual_threads()), products_in(settings.precision):
+        with (
+            threads(settings.threads or self.usual_threads()),
+            matmul_precision(settings.precision),
+        ):
             yield
 
     def usual_threads(self) -> int:
-        """One thread for small cohorts: more would wait for each other more than they work."""
+        """Return the number of threads: one for small cohorts, where more would only wait."""
         work = self.simulation.cohort.num_nodes * (self.settings.hidden or 1)
         return 1 if work < SMALL else torch.get_num_threads()
 
     def advance_to_the_end(self, progress: Progress | None = None) -> None:
-        """All rounds that are left; `tracker` has the scores."""
+        """Run all rounds that are left; `tracker` has the scores."""
         simulation, settings = self.simulation, self.settings
         self.watched = progress is not None
         try:
@@ -270,7 +255,7 @@ class Execution:
                 self.reports.append(record)
                 if self.folder:
                     self.folder.append(record)
-                if self.out and simulation.agree(self._checkpoint_due()):
+                if self.out and simulation.placement.agree(self._checkpoint_due()):
                     self.checkpoint()
                 if progress:
                     progress(record)
@@ -284,6 +269,7 @@ class Execution:
         return self.folder is not None and self.folder.checkpoint_due()
 
     def checkpoint(self) -> None:
+        """Write a checkpoint into the run folder."""
         tensors = self.tensors()
         progress = {
             "round": self.simulation.round,
@@ -294,11 +280,11 @@ class Execution:
             self.folder.save_checkpoint(tensors, progress)
 
     def tensors(self) -> Message:
-        """What a checkpoint holds."""
+        """Return what a checkpoint holds."""
         return _named(self.simulation.tensors(), self.tracker.tensors())
 
     def part(self, federations: range) -> tuple[Message, dict[str, Any]]:
-        """What a checkpoint of consecutive federations would hold, had they run by themselves."""
+        """Return what a checkpoint of consecutive federations would hold if they ran alone."""
         simulation, tracker = self.simulation, self.tracker
         first, end = simulation.starts[federations.start], simulation.starts[federations.stop]
         stopped = sorted(k - first for k in simulation.stopped if first <= k < end)
@@ -306,7 +292,7 @@ class Execution:
         return tensors, {"round": simulation.round, "stopped": stopped}
 
     def restore(self) -> int:
-        """Goes back to the folder's checkpoint; the number of rounds that are complete."""
+        """Go back to the folder's checkpoint; return the number of complete rounds."""
         assert self.out
         files = RunFolder(self.out)
         found = files.load_checkpoint()
@@ -323,7 +309,7 @@ class Execution:
         return int(progress["round"])
 
     def adopt(self, tensors: Message, progress: Mapping[str, Any], folder: Path) -> None:
-        """Takes over the models and scores of a checkpoint, which is in a run folder."""
+        """Take over the models and scores of a checkpoint in a run folder."""
 
         def part(prefix: str) -> Message:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -360,23 +346,24 @@ class Execution:
             self._scoring = {simulation.moves: work}
         found = self._scoring[simulation.moves](simulation.round)
         scores, params = self._scored() if found is None else found
-        everyones = simulation.share(scores).cpu().numpy()
+        everyones = simulation.placement.share(scores).cpu().numpy()
         for view, values in zip(VIEWS, everyones.swapaxes(0, 1), strict=True):
             better = self.tracker.update(view, values, simulation.round)
             if view == self.view and better.any() and self.keep_best:
                 units, clients = self.tracker.places(better)
-                self.tracker.put_models(simulation.collect(params, clients), units)
+                best = simulation.placement.collect(params, simulation.device, clients)
+                self.tracker.put_models(best, units)
         simulation.stopped |= set(self.tracker.stalled(self.settings.patience))
 
     def _scored(self) -> tuple[torch.Tensor, Message]:
-        """Scores of both views, by client, and the parameters of the view that counts."""
+        """Return the scores of both views per client, and the parameters of the method's view."""
         simulation = self.simulation
         views = {"received": simulation.received(), "trained": simulation.trained()}
         scores = [self.evaluator.scores(simulation.predict(views[view])) for view in VIEWS]
         return torch.stack(scores, dim=1), views[self.view].params
 
     def _outcomes(self, report: RoundReport) -> list[dict[str, Any]]:
-        """What a round came to in each federation."""
+        """Return the record of a round for each federation."""
         evaluated = bool(self.tracker.recent["received"]) and (
             report.round % self.settings.evaluate_every == 0 or report.round == self.settings.rounds
         )
@@ -390,7 +377,7 @@ class Execution:
                 "selected": len(report.selected[s]),
                 "failed": report.failed[s],
                 "refused": report.refused[s],
-                **spent(self.settings, self.simulation.guard, report.uploads[s]),
+                **spent(self.settings, self.simulation.clients.guard, report.uploads[s]),
                 **(self.tracker.current(s) if evaluated and looked_at else {}),
             }
             for s, federation in enumerate(self.federations)
@@ -399,12 +386,12 @@ class Execution:
     # The end ---------------------------------------------------------------------------------
 
     def finish(self) -> Result:
-        """Writes what a run leaves behind."""
+        """Write models and summary; return the result."""
         simulation = self.simulation
         view = self._last()
         logits = simulation.predict(view).cpu()
         parts = torch.split(logits, list(simulation.cohort.segments.sizes))
-        starts = np.cumsum([0, *map(len, simulation.members)]).tolist()
+        starts = np.cumsum([0, *map(len, simulation.placement.members)]).tolist()
         summary = self._summary()
         models = self._write_models(view)
         if self.out:
@@ -420,12 +407,12 @@ class Execution:
         )
 
     def _last(self) -> Local:
-        """The clients with the last round's models, in the view that the method is evaluated in."""
+        """Return the clients with the last models, in the view that the method is evaluated in."""
         simulation = self.simulation
         return simulation.received() if self.view == "received" else simulation.trained()
 
     def best(self) -> Local:
-        """The clients with the models of the best validation round; without such, the last."""
+        """Return the clients with the models of the best validation round, else the last ones."""
         view, kept = self._last(), self.tracker.models
         if kept:
             sizes = [len(f) for f in self.federations]
@@ -435,22 +422,23 @@ class Execution:
         return view
 
     def _write_models(self, view: Local) -> dict[str, Message]:
-        """The models of the last and of the best round, written where there is a folder."""
+        """Return the models of the last and the best round; write them if there is a folder."""
         starts = self.simulation.starts
         clients = starts[:-1] if self.tracker.one_model else range(starts[-1])
-        last = self.simulation.collect(view.params, clients)
+        simulation = self.simulation
+        last = simulation.placement.collect(view.params, simulation.device, clients)
         models = self._models(last, "") | self._models(self.tracker.models, "-best")
         if self.folder:
-            facts = {"polyphily": polyphily.__version__, "method": self.method.name}
-            facts |= {
-                "backbone": str(self.settings.backbone),
-                "dataset": self.federations[0].dataset,
-            }
-            self.folder.save_models(models, facts)
+            self.folder.save_models(models, self.model_facts())
         return models
 
+    def model_facts(self) -> dict[str, str]:
+        """Return what the run's model files say about themselves."""
+        network, dataset = self.simulation.network.describe(), self.federations[0].dataset
+        return model_facts(self.method, self.settings, network, dataset)
+
     def _models(self, params: Message, suffix: str) -> dict[str, Message]:
-        """Weights by name, from stacked ones: a row per federation, or per client."""
+        """Return weights by model name, from stacked ones with a row per federation or client."""
         found: dict[str, Message] = {}
         if not params:
             return found
@@ -466,153 +454,50 @@ class Execution:
         return found
 
     def _summary(self) -> dict[str, Any]:
-        first, settings = self.federations[0], self.settings
-        runs = []
-        for s, federation in enumerate(self.federations):
-            views = {view: self.tracker.moments(view, s) for view in VIEWS}
-            runs.append({"seed": federation.seed, **views[self.view], "views": views})
-        seconds = [record["seconds"] for record in self.reports]
-        bytes_up = [record["bytes_up"] for record in self.reports]
-        bytes_down = [record["bytes_down"] for record in self.reports]
-        refused = [
-            sum(len(r["refused"]) for r in record.get("per_seed", [record]))
-            for record in self.reports
-        ]
-        scores = [{k: v for k, v in run.items() if k != "seed"} for run in runs]
-        return {
-            "polyphily": polyphily.__version__,
-            "method": self.method.name,
-            "hyperparameters": dataclasses.asdict(self.method),
-            "dataset": first.dataset,
-            "partition": {
-                "name": first.partition.name,
-                "clients": len(first),
-                "sha256": first.partition.sha256,
-                **(
-                    {"sha256_per_seed": [f.partition.sha256 for f in self.federations]}
-                    if len(self.federations) > 1
-                    else {}
-                ),
+        first, several = self.federations[0], len(self.federations) > 1
+        hashes = [f.partition.sha256 for f in self.federations]
+        facts = RunFacts(
+            method=self.method,
+            settings=self.settings,
+            network=self.simulation.network.describe(),
+            data={
+                "dataset": first.dataset,
+                "partition": {
+                    "name": first.partition.name,
+                    "clients": len(first),
+                    "sha256": first.partition.sha256,
+                    **({"sha256_per_seed": hashes} if several else {}),
+                },
+                "split": first.split,
+                "classes": list(first.classes),
+                "clients": [graph.name for graph in first.clients],
+                "seeds": [f.seed for f in self.federations],
+                "notes": first.notes,
             },
-            "split": first.split,
-            "classes": list(first.classes),
-            "clients": [graph.name for graph in first.clients],
-            "seeds": [f.seed for f in self.federations],
-            "rounds": self.simulation.round,
-            "epochs": settings.epochs,
-            "backbone": settings.backbone,
-            "settings": {k: v for k, v in dataclasses.asdict(settings).items() if v is not None},
-            "device": settings.device,
-            "engine": settings.engine,
-            **({"ranks": self.team.size} if self.team else {}),
-            **shortcuts(settings),
-            "evaluated": self.method.evaluated,
-            "selection": {"by": self.selection, "metric": settings.metric},
-            **(scores[0] if len(runs) == 1 else mean_of(scores, spread=True)),
-            **({"per_seed": runs} if len(runs) > 1 else {}),
-            "seconds_per_round_median": statistics.median(seconds),
-            "seconds_evaluation_median": statistics.median(
-                record["seconds_evaluation"] for record in self.reports
-            ),
-            "setup_seconds": self.setup_seconds,
-            "peak_memory_mb": peak_memory_mb(),
-            "bytes_up_per_round": statistics.median(bytes_up),
-            "bytes_down_per_round": statistics.median(bytes_down),
-            "refused_updates": sum(refused),
-            **self._privacy(),
-            "notes": list(first.notes),
-            "versions": versions(),
-        }
+            engine=self.settings.engine,
+            selection=self.tracker.selection,
+            setup_seconds=self.setup_seconds,
+            privacy=self._privacy(),
+            more={"ranks": self.team.size} if self.team else {},
+        )
+        return summarise(facts, self.tracker, self.reports, self.simulation.round)
 
     def _privacy(self) -> dict[str, Any]:
-        """What was promised and what was spent, where anything was asked for."""
+        """Return what was promised and what was spent, where anything was asked for."""
         simulation = self.simulation
-        found = account(self.settings, simulation.guard, int(simulation.uploads.max()))
+        uploads = int(simulation.uploads.max())
+        found = account(self.settings, simulation.clients.guard, uploads)
         if self.settings.secure_aggregation:
-            from polyphily.privacy.secure_aggregation import STEP, error_bound, threshold
+            from polyphily.privacy.secure_aggregation import promise
 
-            clients = max(len(f) for f in self.federations)
-            found["secure_aggregation"] = {
-                "step": STEP,
-                "error_bound_of_sums": error_bound(clients),
-                "threshold": threshold(clients),
-            }
+            found |= promise(max(len(f) for f in self.federations))
         return found
 
 
-def record_of(round_: Mapping[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The record of a round, from what it came to in each federation of a run."""
-    if len(runs) == 1:
-        return {**round_, **{k: v for k, v in runs[0].items() if k != "seed"}}
-    shared = {k: [run[k] for run in runs] for k in runs[0] if k in ("failed", "refused")}
-    means: dict[str, Any] = mean_of(
-        [{k: v for k, v in run.items() if k not in shared and k != "seed"} for run in runs]
-    )
-    return {**round_, **means, **shared, "per_seed": list(runs)}
-
-
 def _named(simulation: Message, tracker: Message) -> Message:
-    """What both hold, by the names that a checkpoint has for it."""
+    """Return the tensors of both by the names they have in a checkpoint."""
     found = {f"simulation/{n}": t for n, t in simulation.items()}
     return found | {f"tracker/{n}": t for n, t in tracker.items()}
-
-
-def mean_of(values: Sequence[Any], *, spread: bool = False) -> Any:
-    """The mean of equal structures, number by number; with `spread`, `…_std` beside metrics.
-
-    Lists of equal length are averaged element by element; of unequal length they become empty.
-    A metric that some lack (no area under the curve where a split has one class) is averaged over
-    those that have it.
-    """
-    first = values[0]
-    if isinstance(first, Mapping):
-        merged: dict[str, Any] = {}
-        for key in dict.fromkeys(key for value in values for key in value):
-            entries = [value[key] for value in values if key in value]
-            merged[key] = mean_of(entries, spread=spread)
-            numbers = [e for e in entries if isinstance(e, int | float)]
-            if spread and key != "round" and len(numbers) == len(entries) > 1:
-                merged[f"{key}_std"] = statistics.stdev(numbers)
-        return merged
-    if isinstance(first, list):
-        if len({len(value) for value in values}) > 1:
-            return []
-        return [mean_of(entries) for entries in zip(*values, strict=True)]
-    numbers = [value for value in values if value is not None]
-    return statistics.fmean(numbers) if numbers else None
-
-
-def shortcuts(settings: Settings) -> dict[str, Any]:
-    """How exact products were, and what a step saw of a client's graph where that was not all."""
-    chosen = sampling.Sampling.of(settings)
-    drawn = chosen and {"neighbours": list(chosen.fanouts), "train_nodes": chosen.batch or None}
-    exact = settings.precision if settings.dtype == "float32" else settings.dtype
-    return {"precision": exact, "sampling": drawn}
-
-
-def peak_memory_mb() -> float:
-    """The largest resident size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024 if sys.platform != "darwin" else peak / 1024**2
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "threads": str(torch.get_num_threads()),
-        "cpus": str(os.cpu_count()),
-    }
-
-
-def check_device(device: str) -> None:
-    kind, _, number = device.partition(":")
-    if kind not in DEVICES or not (number or "0").isdecimal():
-        raise unknown("device", device, DEVICES)
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count() or "no"
-        raise UserError(f"--device {device}: {found} CUDA device is there; use --device cpu")
 
 
 def _check_together(federations: Sequence[Federation], *, repeated: bool) -> None:

@@ -1,7 +1,8 @@
-"""Runs that differ in learning rate and decay alone, in one pass; each leaves what it leaves alone.
+"""Runs that differ only in learning rate and weight decay, trained in one pass.
 
 Their federations are stacked like those of several seeds, with rates of their own. After every
-round each run gets its share: its record, its checkpoint, and in the end its models and summary.
+round each run gets its record and checkpoint, and in the end its models and summary. The folders
+are those that separate runs would leave.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import torch
 from torch import Tensor
 
 from polyphily.core.cohort import Cohort
-from polyphily.core.local import Message
+from polyphily.core.messages import Message
 from polyphily.core.method import Method
 from polyphily.core.settings import Settings
 from polyphily.errors import Diverged
 from polyphily.graphs.loading import Federation
 from polyphily.runs.folder import RunFolder
-from polyphily.runs.run import Execution, Progress, Result, record_of
+from polyphily.runs.run import Execution, Progress, Result
+from polyphily.runs.summary import record_of
 
 STATES = "simulation/state/"  # how the servers' tensors are called in a checkpoint
 RATES = ("lr", "weight_decay")  # what federations that run side by side may differ in
 
 Records = Callable[[Sequence[dict[str, Any]]], None]
-"""Takes in the records of a round, one of each run that took part."""
+"""A callback that takes the records of a round, one of each run."""
 
 
 def stacked(
@@ -37,7 +39,7 @@ def stacked(
     keep_best: bool,
     cohort: Cohort | None = None,
 ) -> Execution:
-    """Every (learning rate, decay) on every federation, as one execution without a folder."""
+    """Return one execution, without a folder, of every (rate, decay) on every federation."""
     return Execution(
         method,
         [federation for _ in rates for federation in federations],
@@ -53,7 +55,7 @@ class Together:
     """Several runs in one pass.
 
     Numbers are those of separate runs, on a CPU to the bit: hence a run's own number of threads,
-    and no more runs than train in one group (`Simulation.room`). Where a model has sigmoids, they
+    and no more runs than train in one group (`Groups.room`). Where a model has sigmoids, they
     are so up to rounding: torch rounds those at the end of a tensor differently. The seconds of a
     round are shared evenly among the runs that are still going.
 
@@ -81,14 +83,14 @@ class Together:
             self._take_over()
 
     def places(self, run: int) -> range:
-        """Where the federations of a run are in the joint simulation."""
+        """Return the places of a run's federations in the joint simulation."""
         seeds = len(self.runs[0].federations)
         return range(run * seeds, (run + 1) * seeds)
 
     def go(
         self, watchers: Sequence[Progress], progress: Records | None = None
     ) -> list[tuple[Execution, Result]]:
-        """Runs to the end.
+        """Run to the end.
 
         A run that diverges is left at its last good round, to fail by itself where it is taken up
         again; the others go on.
@@ -126,7 +128,7 @@ class Together:
         return self._ended
 
     def _shares(self, record: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """What a round's record would be in each run that is going."""
+        """Return the record of a round for each run that is not over."""
         spans = {n: record[n] / len(self._going) for n in ("seconds", "seconds_evaluation")}
         outcomes = record["per_seed"]
         return {
@@ -137,7 +139,7 @@ class Together:
         }
 
     def _end_what_is_over(self) -> None:
-        """Finishes the runs whose rounds are all done, or whose clients have all stopped."""
+        """Finish the runs whose rounds are done or whose clients have all stopped."""
         simulation = self.joint.simulation
         last = simulation.round == self.joint.settings.rounds
         for run in list(self._going):
@@ -156,13 +158,13 @@ class Together:
         return set(range(starts[places.start], starts[places.stop]))
 
     def _hand_over(self, run: int) -> None:
-        """The run's own models and scores become what the pass has made of them."""
+        """Copy models and scores from the joint simulation into a run."""
         tensors, progress = self.joint.part(self.places(run))
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
         self.runs[run].adopt(copies, progress, self._folder(run).path)
 
     def _take_over(self) -> None:
-        """The other way round: the pass goes on where the runs are."""
+        """Copy models and scores from the runs into the joint simulation."""
         rows: dict[str, list[Tensor]] = {}
         states: Message = {}
         stopped: list[int] = []
@@ -185,7 +187,7 @@ class Together:
         self.runs[run].checkpoint()
 
     def _give_up(self, run: int) -> None:
-        """Takes a run out of the pass, with a checkpoint of its last good round."""
+        """Take a run out of the pass, with a checkpoint of its last good round."""
         if self.joint.simulation.round:
             self._checkpoint(run)
         self.joint.simulation.stopped |= self._clients(run)

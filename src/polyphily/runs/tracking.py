@@ -8,16 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from polyphily.core.method import VIEWS
 from polyphily.core.metrics import METRICS, SPLITS
 from polyphily.errors import missing_package, unknown
 from polyphily.runs.run import Execution
-from polyphily.runs.tracker import VIEWS
 
 PLAIN = ("loss", "seconds", "seconds_evaluation", "bytes_up", "bytes_down")
 
 
 class Sink(Protocol):
-    """Where numbers go."""
+    """A destination for scalar values."""
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -85,20 +85,20 @@ SINKS: dict[str, type[TensorBoard] | type[MLflow] | type[WandB]] = {
 
 
 class Log:
-    """Sends rounds to every sink."""
+    """Sends the records of rounds to every sink."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks, self.last = sinks, 0
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """A round's record, as `Execution.go` reports it."""
+        """Log a round's record."""
         self.last = record["round"]
         values = scalars(record)
         for sink in self.sinks:
             sink.log(values, self.last)
 
     def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """The outcome: test scores at the best validation round. Gives the summary back."""
+        """Log the test scores at the best validation round; return the summary."""
         test = summary["best_val"]["test"]
         best = {f"best_val/test/{m}": test[m] for m in METRICS if test.get(m) is not None}
         for sink in self.sinks:
@@ -106,8 +106,8 @@ class Log:
         return summary
 
 
-def check(names: Sequence[str]) -> None:
-    """Refuses trackers that do not exist or are not installed, before anything is trained."""
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise a `UserError` for trackers that do not exist or are not installed."""
     for name in names:
         if name not in SINKS:
             raise unknown("tracker", name, SINKS)
@@ -117,8 +117,8 @@ def check(names: Sequence[str]) -> None:
 
 @contextmanager
 def log_to(names: Sequence[str], execution: Execution) -> Iterator[Log]:
-    """A log to the sinks of these names, closed at the end, also of a run that fails."""
-    check(names)
+    """Open the sinks of these names; they are closed also if the run fails."""
+    check_trackers(names)
     if not names:
         yield Log([])
         return
@@ -136,7 +136,7 @@ def log_to(names: Sequence[str], execution: Execution) -> Iterator[Log]:
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round by name: `loss`, `received/test/accuracy`, …; of seeds, their means.
+    """Return the numbers of a round by name, such as `received/test/accuracy`; means over seeds.
 
     >>> scalars({"round": 1, "loss": 0.5, "received": {"test": {"accuracy": 0.75}}})
     {'loss': 0.5, 'received/test/accuracy': 0.75}

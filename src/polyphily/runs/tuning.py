@@ -9,13 +9,12 @@ from itertools import product
 from typing import Any
 
 from polyphily.core.cohort import Cohort
-from polyphily.core.method import Method
+from polyphily.core.method import VIEWS, Method
 from polyphily.core.settings import Settings
 from polyphily.errors import UserError, unknown
 from polyphily.graphs.loading import Federation
 from polyphily.runs.run import Execution
 from polyphily.runs.together import RATES, stacked
-from polyphily.runs.tracker import VIEWS
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,19 @@ class Trial:
     moments: Mapping[str, Sequence[Mapping[str, Any]]]
 
     def score(self, view: str, metric: str, split: str = "val") -> float:
-        """The mean over seeds."""
+        """Return the mean over seeds."""
         return statistics.fmean(moment[split][metric] for moment in self.moments[view])
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found.
+    """The outcome of tuning.
 
     Attributes:
         trials: all of them.
         best: the one that validates best.
-        view: in this view,
-        metric: by this metric.
+        view: the view that was compared.
+        metric: the metric that was compared.
     """
 
     trials: Sequence[Trial]
@@ -61,7 +60,7 @@ def side_by_side(
     rates: Sequence[tuple[float, float]],
     cohort: Cohort | None = None,
 ) -> tuple[list[Trial], Execution]:
-    """Runs every (learning rate, decay) on every federation, all in one pass.
+    """Run every (learning rate, decay) on every federation in one pass.
 
     Args:
         method: what is trained.
@@ -94,10 +93,10 @@ def side_by_side(
     return trials, execution
 
 
-def parse(wishes: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Values to try as a user writes them.
+def parse_rates(wishes: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """Parse values to try.
 
-    >>> parse(["lr=0.003,0.01", "weight_decay=0"])
+    >>> parse_rates(["lr=0.003,0.01", "weight_decay=0"])
     {'lr': (0.003, 0.01), 'weight_decay': (0.0,)}
     """
     found: dict[str, tuple[float, ...]] = {}
@@ -119,7 +118,7 @@ def tune(
     settings: Settings,
     wishes: Mapping[str, Sequence[float]],
 ) -> Tuned:
-    """Tries all combinations; the best is that of the method's own view."""
+    """Try all combinations; select by validation in the method's own view."""
     usual = Execution(method, federations[:1], settings, None).settings
     choices = [wishes.get(name, (getattr(usual, name),)) for name in RATES]
     for value in product(*choices):

@@ -2,8 +2,9 @@
 
 `studies.toml` says what is compared. A study is a method with its cells (data, partition, number of
 clients) and its rows: Local and FedAvg on several backbones, FedAvg on the method's own backbone,
-the method, and the method without its parts. Every row is tried with the same learning rates and
-decays on the same seeds, all in one pass; validation chooses. Nothing here imports torch.
+the method, and its ablations. Every row is trained with the same learning rates and weight decays
+on the same seeds, all in one pass, and validation selects one of these trials. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ LOCAL, FEDAVG, BASELINE, METHOD, ABLATION = "local", "fedavg", "baseline", "meth
 
 @dataclass(frozen=True)
 class Cell:
-    """Where rows are compared.
+    """The data on which rows are compared.
 
     Attributes:
-        dataset: a dataset's name, with options.
-        partition: a partition's name.
-        clients: how many; None where the partition decides.
-        split: of `load`.
-        metric: what selects on validation and is reported.
+        dataset: the name of a dataset, with options.
+        partition: the name of a partition.
+        clients: the number of clients; None if the partition decides.
+        split: argument of `load`.
+        metric: the score that selects on validation and is reported on test.
         table: the published table that has the cell.
-        normalize: of `load`.
-        settings: of the cell's runs, all rows alike, where they differ from the study's.
+        normalize: argument of `load`.
+        settings: settings of all rows of the cell that differ from the study's.
     """
 
     dataset: str
@@ -46,26 +47,26 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Short, and fit for a file's name."""
-        words = [self.dataset, self.partition, str(self.clients or ""), self.metric]
-        text = "-".join(filter(None, words)).replace("accuracy", "")
+        """A short name that is safe in file names."""
+        parts = [self.dataset, self.partition, str(self.clients or ""), self.metric]
+        text = "-".join(filter(None, parts)).replace("accuracy", "")
         return "".join(c if c.isalnum() or c in "-._" else "_" for c in text).strip("-")
 
     @property
     def title(self) -> str:
-        words = [self.dataset, self.partition, str(self.clients or "")]
-        return " ".join(filter(None, words)) + (" (AUC)" if self.metric == "auc" else "")
+        parts = [self.dataset, self.partition, str(self.clients or "")]
+        return " ".join(filter(None, parts)) + (" (AUC)" if self.metric == "auc" else "")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is trained in a cell.
+    """A method and backbone that are trained in every cell.
 
     Attributes:
         role: one of LOCAL, FEDAVG, BASELINE, METHOD, ABLATION.
-        label: in words.
-        method: a method's name.
-        backbone: which network; None: the method brings its own.
+        label: the name that is shown.
+        method: the name of a method.
+        backbone: the name of a backbone; None if the method has a network of its own.
         set: hyperparameters that differ from the defaults.
     """
 
@@ -77,26 +78,26 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What decides the numbers; rows of two studies with the same key have the same ones."""
+        """The identity of the row; rows of two studies with the same key have the same results."""
         options = ",".join(f"{k}={v}" for k, v in sorted(self.set.items()))
         return f"{self.method}[{options}]/{self.backbone or 'own'}"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A method under test.
+    """The comparison of a method with baselines.
 
     Attributes:
-        name: of the study.
-        method: a method's name.
-        title: what is at stake.
-        cells: where it is compared.
-        rows: what with; every cell has all of them.
-        seeds: of data, weights and draws.
-        rates: (learning rate, weight decay): the trials of every row.
-        settings: of every run.
-        paper: whose published figures stand beside ours.
-        findings: what was tried, and what the tables say, in words.
+        name: the name of the study.
+        method: the name of the method.
+        title: the question of the study.
+        cells: the data on which methods are compared.
+        rows: the methods that are compared; every cell has all of them.
+        seeds: seeds of data, weights and random draws.
+        rates: the trials of every row: pairs of learning rate and weight decay.
+        settings: settings of all runs.
+        paper: the paper whose published figures are shown beside ours.
+        findings: sentences about what was tried and what the tables show.
     """
 
     name: str
@@ -113,14 +114,14 @@ class Study:
 
 @cache
 def studies() -> dict[str, Study]:
-    """All studies by name."""
+    """Return all studies by name."""
     text = resources.files(__name__).joinpath("studies.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     common = {name: data.pop(name) for name in ("seeds", "rates", "backbones", "settings")}
     return {name: _study(name, entry, common) for name, entry in data.items()}
 
 
-def find(name: str) -> Study:
+def find_study(name: str) -> Study:
     if name not in studies():
         raise unknown("study", name, studies())
     return studies()[name]
@@ -144,20 +145,20 @@ def _study(name: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> St
 
 def _cell(cell: Sequence[Any], entry: Mapping[str, Any]) -> Cell:
     names = ("dataset", "partition", "clients", "metric", "table")
-    usual = {"clients": None, "table": entry["table"], "split": entry["split"]}
-    own = entry.get("of", {}).get(cell[0], {})
-    return Cell(**{**usual, **own, **dict(zip(names, cell, strict=False))})
+    defaults = {"clients": None, "table": entry["table"], "split": entry["split"]}
+    own = entry.get("of", {}).get(cell[0], {})  # entries of this dataset
+    return Cell(**{**defaults, **own, **dict(zip(names, cell, strict=False))})
 
 
 def _rows(method: str, entry: Mapping[str, Any], backbones: Sequence[str]) -> list[Row]:
     own = entry["backbone"]
-    named = None if own == "unifilter" else own
+    backbone = None if own == "unifilter" else own  # UniFilter is part of its method
     rows = [Row(LOCAL, f"Local, {b}", "local", b) for b in backbones]
     rows += [Row(FEDAVG, f"FedAvg, {b}", "fedavg", b) for b in backbones if b != own]
     base = entry.get("baseline", {"method": "fedavg"})
-    rows.append(Row(BASELINE, f"FedAvg, {own}", base["method"], named, base.get("set", {})))
-    usual = entry.get("set", {})
-    rows.append(Row(METHOD, method, method, named, usual))
+    rows.append(Row(BASELINE, f"FedAvg, {own}", base["method"], backbone, base.get("set", {})))
+    shared = entry.get("set", {})
+    rows.append(Row(METHOD, method, method, backbone, shared))
     for part in entry.get("ablations", []):
-        rows.append(Row(ABLATION, part["name"], method, named, {**usual, **part["set"]}))
+        rows.append(Row(ABLATION, part["name"], method, backbone, {**shared, **part["set"]}))
     return rows

@@ -1,4 +1,4 @@
-"""The studies' tables in Markdown, from the files that `trials` keeps."""
+"""The tables of the studies in Markdown, from the files that `trials` writes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyphily.core.method import VIEWS
 from polyphily.papers import tables
-from polyphily.runs.tracker import VIEWS
 from polyphily.studies import (
     ABLATION,
     BASELINE,
@@ -24,18 +24,21 @@ from polyphily.studies import (
 )
 from polyphily.studies.trials import file_of, request
 
-LEVEL = 0.05  # of the paired test
-WORDS = {"received": "the model the server sends", "trained": "the clients' models after training"}
+LEVEL = 0.05  # significance level of the paired t-test
+DESCRIPTIONS = {
+    "received": "the model the server sends",
+    "trained": "the clients' models after training",
+}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row in a cell, in one view, with the trial that validation chose.
+    """The trial of a row that validation selected, in one cell and one view.
 
     Attributes:
-        row: which.
-        val: mean validation score of that trial over seeds.
-        test: its test score at the best validation round of every seed, in percent.
+        row: the row.
+        val: mean validation score of the trial over seeds, in percent.
+        test: its test scores at the best validation round of every seed, in percent.
         rate: its learning rate and weight decay.
     """
 
@@ -58,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The method against FedAvg on its own backbone, seed by seed."""
+    """The difference between a method and FedAvg on the same backbone, paired by seed."""
 
     difference: float
     p: float
@@ -76,7 +79,7 @@ class Comparison:
 
     @property
     def higher(self) -> bool:
-        """In the digits that are shown."""
+        """True if the difference is positive in the digits that are shown."""
         return round(self.difference, 2) > 0
 
     @property
@@ -90,7 +93,10 @@ class Comparison:
 
 
 def outcomes(study: Study, cell: Cell, folder: Path, view: str) -> dict[str, Outcome]:
-    """What a cell's file has of the study's rows as they are asked for now, by the rows' keys."""
+    """Return the results of a cell by the keys of its rows.
+
+    Results of rows whose definition has changed since they were run are left out.
+    """
     path = file_of(folder, study, cell)
     if not path.exists():
         return {}
@@ -99,19 +105,19 @@ def outcomes(study: Study, cell: Cell, folder: Path, view: str) -> dict[str, Out
     for row in study.rows:
         entry = kept.get(row.key)
         if entry is not None and entry["request"] == request(study, cell, row):
-            found[row.key] = _chosen(study, row, entry["scores"][view])
+            found[row.key] = _best_trial(study, row, entry["scores"][view])
     return found
 
 
-def _chosen(study: Study, row: Row, scores: dict[str, Any]) -> Outcome:
+def _best_trial(study: Study, row: Row, scores: dict[str, Any]) -> Outcome:
     vals = [statistics.fmean(seeds) for seeds in scores["val"]]
-    best = max(range(len(vals)), key=vals.__getitem__)
-    test = tuple(100 * value for value in scores["test"][best])
-    return Outcome(row, 100 * vals[best], test, study.rates[best])
+    trial = max(range(len(vals)), key=vals.__getitem__)
+    test = tuple(100 * value for value in scores["test"][trial])
+    return Outcome(row, 100 * vals[trial], test, study.rates[trial])
 
 
 def best(found: dict[str, Outcome], study: Study, roles: Sequence[str]) -> Outcome | None:
-    """Of the rows in some roles the one with the best validation score."""
+    """Return the row with the best validation score among those with the given roles."""
     rows = [found[row.key] for row in study.rows if row.role in roles and row.key in found]
     return max(rows, key=lambda outcome: outcome.val, default=None)
 
@@ -126,15 +132,14 @@ def compare(found: dict[str, Outcome], study: Study) -> Comparison | None:
 
 
 def headline(study: Study) -> str:
-    """The view that the method is meant for."""
-    from polyphily.core.method import find
-    from polyphily.runs.run import VIEW_OF
+    """Return the view in which the method is evaluated."""
+    from polyphily.core.method import METHODS, VIEW_OF
 
-    return VIEW_OF[find(study.method).evaluated]
+    return VIEW_OF[METHODS.find(study.method).evaluated]
 
 
 def digest(folder: Path, chosen: Sequence[Study] | None = None) -> list[dict[str, Any]]:
-    """Every comparison in the method's own view, as `heterogeneity.results` reads it."""
+    """Return all comparisons in the methods' own views, as `heterogeneity.results` reads them."""
     found = []
     for study in chosen or studies().values():
         view = headline(study)
@@ -160,7 +165,7 @@ def digest(folder: Path, chosen: Sequence[Study] | None = None) -> list[dict[str
 
 
 def page(folder: Path, chosen: Sequence[Study] | None = None) -> str:
-    """The whole document."""
+    """Return the whole page."""
     wanted = list(chosen or studies().values())
     parts = [_INTRODUCTION, _summary(wanted, folder)]
     parts += [_section(study, folder) for study in wanted]
@@ -218,7 +223,7 @@ def _section(study: Study, folder: Path) -> str:
         own = " (the method's own view)" if view == first else ""
         table = _table(study, folder, view)
         if table:
-            parts.append(f"### {view.capitalize()}: {WORDS[view]}{own}\n\n{table}")
+            parts.append(f"### {view.capitalize()}: {DESCRIPTIONS[view]}{own}\n\n{table}")
     parts += _own_settings(study)
     if study.findings:
         parts.append("What was found and tried:\n\n" + "\n".join(f"- {x}" for x in study.findings))
@@ -229,13 +234,13 @@ def _section(study: Study, folder: Path) -> str:
 
 
 def _own_settings(study: Study) -> list[str]:
-    """What the cells of a dataset do differently, all rows alike."""
+    """Return a sentence for each dataset whose cells have settings of their own."""
     found = {}
     for cell in study.cells:
-        words = [] if cell.normalize == "none" else [f"features normalised by {cell.normalize}"]
-        words += [f"{name} {value}" for name, value in cell.settings.items()]
-        if words:
-            found[cell.dataset] = f"All rows of {cell.dataset}: {', '.join(words)}."
+        parts = [] if cell.normalize == "none" else [f"features normalised by {cell.normalize}"]
+        parts += [f"{name} {value}" for name, value in cell.settings.items()]
+        if parts:
+            found[cell.dataset] = f"All rows of {cell.dataset}: {', '.join(parts)}."
     return list(found.values())
 
 

@@ -1,4 +1,4 @@
-"""Runs the rows of a cell: all trials and seeds of a row in one pass, kept in a file per cell."""
+"""Run the rows of a cell: all trials and seeds of a row in one pass, results in a file per cell."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import torch
 
 import polyphily
 from polyphily.core.cohort import Cohort
-from polyphily.core.method import create
+from polyphily.core.method import VIEWS, create
 from polyphily.core.settings import from_mapping
 from polyphily.errors import PolyphilyError, UserError
 from polyphily.graphs.datasets import is_present
 from polyphily.graphs.loading import Federation, load
 from polyphily.runs.folder import write_text
-from polyphily.runs.tracker import VIEWS
 from polyphily.runs.tuning import side_by_side
 from polyphily.studies import Cell, Row, Study
 
@@ -41,29 +40,29 @@ def run_cell(
     report: Report = print,
     until: float = float("inf"),
 ) -> None:
-    """Runs the rows of a cell that are not in its file yet.
+    """Run the rows of a cell that are not in its file yet.
 
     Args:
         study: the study.
         cell: one of its cells.
-        folder: where results are kept.
-        device: where to train.
+        folder: the folder of the results.
+        device: the device to train on.
         partitions: a folder of partition files (`partition_file`), for machines without the
-            partitioners; each missing one is written.
-        report: told of every row.
-        until: a `time.monotonic()` after which no row is begun.
+            partitioners; missing files are written.
+        report: called with a message for every row.
+        until: no row is started after this value of `time.monotonic()`.
     """
     if not is_present(cell.dataset):
         report(f"{cell.title}: data not present, skipped")
         return
     path = file_of(folder, study, cell)
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}}
-    wanted = [row for row in study.rows if request(study, cell, row) != _asked(found, row)]
-    if not wanted or time.monotonic() > until:
+    missing = [row for row in study.rows if request(study, cell, row) != _saved(found, row)]
+    if not missing or time.monotonic() > until:
         return
     federations = [federation_of(cell, seed, partitions) for seed in study.seeds]
     cohort: Cohort | None = None
-    for row in wanted:
+    for row in missing:
         if time.monotonic() > until:
             return
         began = time.perf_counter()
@@ -74,14 +73,14 @@ def run_cell(
             continue
         except torch.OutOfMemoryError:
             report(
-                f"{cell.title}: {row.label}: {device} has no memory left; what is missing, the "
-                "next call runs"
+                f"{cell.title}: {row.label}: {device} has no memory left; call the command again "
+                "to run this row"
             )
             cohort = None
             continue
         finally:
             if device != "cpu":
-                torch.cuda.empty_cache()  # other processes may want it
+                torch.cuda.empty_cache()  # leave the memory to other processes
         seconds = time.perf_counter() - began
         found |= {"cell": asdict(cell), "polyphily": polyphily.__version__}
         found["rows"][row.key] = {
@@ -90,19 +89,19 @@ def run_cell(
             "scores": scores,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, _written(found))
+        write_text(path, _to_json(found))
         report(f"{cell.title}: {row.label}: {seconds:.1f} s")
 
 
-def _written(found: dict[str, Any]) -> str:
-    """JSON with a line for every row: small, and fit for a diff."""
+def _to_json(found: dict[str, Any]) -> str:
+    """Return JSON with one line per row, which is small and makes readable diffs."""
     rows = [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in found["rows"].items()]
     rest = json.dumps({name: value for name, value in found.items() if name != "rows"})
     return rest[:-1] + ', "rows": {\n' + ",\n".join(rows) + "\n}}\n"
 
 
 def request(study: Study, cell: Cell, row: Row) -> dict[str, Any]:
-    """What decides a row's numbers, as it is kept beside them."""
+    """Return everything that determines the results of a row, saved beside them."""
     return json.loads(  # type: ignore[no-any-return]
         json.dumps(
             {
@@ -119,15 +118,16 @@ def request(study: Study, cell: Cell, row: Row) -> dict[str, Any]:
     )
 
 
-def _asked(found: dict[str, Any], row: Row) -> dict[str, Any] | None:
-    kept: dict[str, Any] | None = found["rows"].get(row.key, {}).get("request")
-    return kept
+def _saved(found: dict[str, Any], row: Row) -> dict[str, Any] | None:
+    """Return the request that a row was run with; None if it has not run."""
+    saved: dict[str, Any] | None = found["rows"].get(row.key, {}).get("request")
+    return saved
 
 
 def partition_file(folder: Path, cell: Cell, seed: int) -> Path:
-    """Where a cell's partition and split of a seed are kept, the portable form of both."""
-    words = [cell.dataset, cell.partition, str(cell.clients or "own"), cell.split, str(seed)]
-    safe = "".join(c if c.isalnum() or c in "-._=" else "_" for c in "-".join(words))
+    """Return the file that holds the partition and split of a cell for one seed."""
+    parts = [cell.dataset, cell.partition, str(cell.clients or "own"), cell.split, str(seed)]
+    safe = "".join(c if c.isalnum() or c in "-._=" else "_" for c in "-".join(parts))
     return folder / f"{safe}.npz"
 
 
@@ -156,8 +156,11 @@ def try_row(
     device: str = "cpu",
     cohort: Cohort | None = None,
 ) -> tuple[dict[str, Any], Cohort]:
-    """Scores of all trials and seeds: for each view `val`, `test` and `test_client_mean`, a list of
-    trials each, a list of seeds in each. And the cohort, for the next row.
+    """Train all trials and seeds of a row.
+
+    Returns:
+        The scores, and the cohort, which the next row can reuse. For each view the scores have
+        `val`, `test` and `test_client_mean`: a list of trials, each a list of seeds.
     """
     settings = {**study.settings, **cell.settings, "device": device, "metric": cell.metric}
     if row.backbone is not None:
@@ -175,7 +178,7 @@ def try_row(
         def table(split: str, name: str, view: str = view) -> list[list[float]]:
             moments = [trial.moments[view] for trial in trials]
             if any(moment[split].get(name) is None for seeds in moments for moment in seeds):
-                raise UserError(f"{cell.title}: no {split} node to score")
+                raise UserError(f"{cell.title}: there are no {split} nodes to score")
             return [[round(moment[split][name], DIGITS) for moment in seeds] for seeds in moments]
 
         scores[view] = {

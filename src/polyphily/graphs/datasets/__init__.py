@@ -1,10 +1,18 @@
-"""Graphs by name: what there is, where its files lie, and how to read it.
+"""Datasets by name: metadata, download and reading.
 
 Importing this package imports neither numpy nor torch, so that listing the names is quick.
 """
 
-from polyphily.graphs.datasets.info import DatasetInfo
+from polyphily.graphs.datasets.info import DatasetInfo, Request
 from polyphily.graphs.datasets.reading import data_root, is_present, read
-from polyphily.graphs.datasets.registry import DATASETS, find
+from polyphily.graphs.datasets.registry import DATASETS, register_dataset
 
-__all__ = ["DATASETS", "DatasetInfo", "data_root", "find", "is_present", "read"]
+__all__ = [
+    "DATASETS",
+    "DatasetInfo",
+    "Request",
+    "data_root",
+    "is_present",
+    "read",
+    "register_dataset",
+]

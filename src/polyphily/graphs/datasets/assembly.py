@@ -1,4 +1,4 @@
-"""What the readers have in common: arrays from files, checked and put together."""
+"""Functions that readers of datasets share: arrays from files, checked and assembled."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from polyphily.graphs.datasets.reading import Request
+from polyphily.graphs.datasets.info import Request
 from polyphily.graphs.graph import BoolArray, Collection, Features, Graph, IntArray, Masks
 
 
 def load_npz(path: Path) -> Any:
-    """An archive of plain arrays; arrays that would have to be unpickled are refused."""
+    """Open an archive of plain arrays. Arrays that would have to be unpickled are refused."""
     return np.load(path, allow_pickle=False)
 
 
 def read_table(path: Path, **arguments: Any) -> Any:
-    """A pandas table from a CSV file; pandas is imported only where it is needed."""
+    """Read a CSV file into a pandas table. pandas is imported on first use."""
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     return pd.read_csv(path, **arguments)
@@ -35,16 +35,16 @@ def build(
     name: str = "",
     node_ids: npt.NDArray[np.generic] | None = None,
 ) -> Graph:
-    """A graph from what a file holds, after a look at whether it holds together.
+    """Build a graph from the arrays of a file, after checking that they fit together.
 
     Raises:
-        ValueError: where an edge leads outside the graph, lengths differ or a label is none of the
+        ValueError: if an edge leads outside the graph, lengths differ, or a label is none of the
             dataset's.
     """
     ends, classes = np.asarray(edges), np.asarray(labels)
     nodes = len(classes)
     if features.shape[0] != nodes or any(len(masks.train) != nodes for masks in own_masks):
-        raise ValueError("features, labels and splits are of different length")
+        raise ValueError("features, labels and splits have different lengths")
     if ends.size and not 0 <= ends.min() <= ends.max() < nodes:
         raise ValueError("an edge leads to a node that does not exist")
     if nodes and not -1 <= classes.min() <= classes.max() < request.info.classes:
@@ -62,41 +62,42 @@ def build(
 def collect(
     request: Request, graphs: Iterable[Graph], *, natural: bool, classes: Iterable[str] = ()
 ) -> Collection:
-    """The collection with the class names and notes of the registry."""
+    """Return a collection with the class names and notes of the registry."""
     info = request.info
     names = tuple(classes) or info.class_names or [str(label) for label in range(info.classes)]
     return Collection(info.name, tuple(graphs), tuple(names), natural=natural, notes=info.notes)
 
 
 def compressed_rows(arrays: Any, prefix: str = "") -> sp.csr_array:
-    """A CSR matrix from the arrays `data`, `indices`, `indptr` and `shape` of an archive."""
+    """Return a CSR matrix from the arrays `data`, `indices`, `indptr` and `shape`."""
     data, indices, indptr, shape = (
         arrays[prefix + part] for part in ("data", "indices", "indptr", "shape")
     )
     matrix = sp.csr_array((data, indices, indptr), shape=tuple(int(size) for size in shape))
-    matrix.check_format(full_check=True)  # scipy's compiled code trusts the indices
+    matrix.check_format(full_check=True)  # scipy's compiled code does not check the indices
     return matrix
 
 
 def edges_of(adjacency: sp.csr_array) -> IntArray:
-    """Row and column of every stored entry."""
+    """Return the row and the column of every stored entry, `[2, entries]`."""
     source = np.repeat(np.arange(adjacency.shape[0]), np.diff(adjacency.indptr))
     return np.stack([source, adjacency.indices.astype(np.int64)])
 
 
 def flags(values: npt.ArrayLike) -> BoolArray:
+    """Convert values to booleans."""
     return np.asarray(values).astype(np.bool_)
 
 
 def flags_at(positions: npt.ArrayLike, length: int) -> BoolArray:
-    """True at these positions."""
+    """Return a boolean array that is True at the given positions."""
     array = np.zeros(length, dtype=np.bool_)
     array[np.asarray(positions, dtype=np.int64)] = True
     return array
 
 
 def geom_gcn_masks(paths: Iterable[Path]) -> tuple[Masks, ...]:
-    """The splits of Geom-GCN, one archive each."""
+    """Read the splits of Geom-GCN, one archive each."""
     masks = []
     for path in paths:
         with load_npz(path) as archive:

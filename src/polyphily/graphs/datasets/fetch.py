@@ -1,4 +1,4 @@
-"""Files of a dataset in place: found under the data root, or downloaded into it."""
+"""Downloading the files of a dataset into the data root."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from polyphily.errors import PolyphilyError, UserError, missing_package
 from polyphily.graphs.datasets.info import DatasetInfo, Part
 
 TIMEOUT_SECONDS = 30.0
-NAMED_FILES = 4  # so many missing files are named in a message, the rest counted
+NAMED_FILES = 4  # the number of missing files that a message names; the rest is counted
 
 
 def missing(parts: Iterable[Part], root: Path) -> list[str]:
-    """The files of these parts that are not under the root."""
+    """Return the files of the parts that are not under the root."""
     return [file for part in parts for file in part.files if not (root / file).is_file()]
 
 
 def fetch(info: DatasetInfo, parts: Iterable[Part], root: Path) -> list[Path]:
-    """Brings what is missing of the parts into place and returns the files that are new.
+    """Download the missing files of the parts and return the new files.
 
     Raises:
-        UserError: where the files cannot be had; it says what belongs where.
+        UserError: if a file cannot be downloaded; it says which file belongs where.
     """
     incomplete = [part for part in parts if missing([part], root)]
     absent = missing(incomplete, root)
     if not all(part.getter for part in incomplete):
-        raise UserError(f"{info.name} has to be fetched by hand: {_by_hand(info, absent, root)}")
+        raise UserError(f"{info.name} must be downloaded by hand: {_by_hand(info, absent, root)}")
     try:
         for part in incomplete:
             _download(info, part, root)
@@ -47,9 +47,9 @@ def fetch(info: DatasetInfo, parts: Iterable[Part], root: Path) -> list[Path]:
 
 
 def _download(info: DatasetInfo, part: Part, root: Path) -> None:
-    """Downloads into a folder of its own and moves the files once all of them are there.
+    """Download a part into a temporary folder and move the files once all are complete.
 
-    One that breaks off leaves nothing behind that a later attempt would take for the data.
+    An interrupted download leaves no file that a later attempt would take for the data.
     """
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as folder, _time_limit():
@@ -67,9 +67,9 @@ def _by_hand(info: DatasetInfo, absent: list[str], root: Path) -> str:
 
 
 def _from_pyg(info: DatasetInfo, part: Part, folder: Path) -> None:
-    """Has torch_geometric's own class fetch the raw files, and nothing more.
+    """Download the raw files by the torch_geometric class, without its processing.
 
-    Its `process` would make bag-of-words features dense and leave pickled tensors behind.
+    Its `process` would make bag-of-words features dense and write pickled tensors.
     """
     datasets = importlib.import_module("torch_geometric.datasets")
     base = getattr(datasets, part.getter)
@@ -97,7 +97,7 @@ GETTERS: Mapping[str, Callable[[DatasetInfo, Part, Path], None]] = {"ogb": _from
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Lets a silent server fail after a while; torch_geometric sets no limit of its own."""
+    """Set a timeout on sockets inside the block; torch_geometric sets none."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_SECONDS)
     try:

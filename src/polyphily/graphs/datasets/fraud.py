@@ -1,10 +1,10 @@
-"""Graphs of people and of transactions, built from the public tables that FedHERO uses.
+"""Readers of graphs of people and of transactions, from the public tables that FedHERO uses.
 
-Both come as natural federations. FedHERO (appendix A) says that people are linked by similar
-spending and payment, that transactions are linked when they occur close to one another, and that
-the transactions of different products are different subgraphs; everything else is said below.
-Features are standardised over the whole table (mean 0, deviation 1), a missing value counting as
-the mean.
+Both are natural federations. FedHERO (appendix A) says that people are linked by similar spending
+and payment, that transactions are linked if they occur close to one another, and that transactions
+of different products form different subgraphs. All other choices are described below. Features are
+standardised over the whole table (mean 0, standard deviation 1). Missing values are replaced by the
+mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from polyphily.errors import UserError, unknown
 from polyphily.graphs.datasets.assembly import build, collect, read_table
-from polyphily.graphs.datasets.reading import Request
+from polyphily.graphs.datasets.info import Request
 from polyphily.graphs.graph import Collection, Graph, IntArray
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 NEIGHBOURS = 20
 REACH = 10
-TRIFLE = 1e-5  # beside features of deviation 1
+JITTER = 1e-5  # standard deviation of the noise on features of standard deviation 1
 CHUNK_ROWS = 50_000
 LINKS = ("time", "card")
-# 371 columns in the full table: amount, distances, counts, time deltas, Vesta's own.
+# 371 columns of the full table: amount, distances, counts, time deltas, Vesta's features.
 TRANSACTION_FEATURE = re.compile(r"TransactionAmt|dist\d+|[CDV]\d+")
 
 
@@ -40,10 +40,10 @@ class CreditTable:
 
     Attributes:
         label: the column to predict.
-        default: the value of it that means that the person did not pay.
-        education: the column that the clients come from.
-        dropped: columns that are no feature.
-        behaviour: how the names of the columns on spending and payment begin.
+        default: the value of that column for a person who did not pay.
+        education: the column that defines the clients.
+        dropped: columns that are no features.
+        behaviour: prefixes of the columns on spending and payment.
     """
 
     label: str
@@ -72,16 +72,16 @@ CREDIT_TABLES = (
         for label in ("default payment next month", "default.payment.next.month")
     ),
 )
-KNOWN_EDUCATION = (1, 2, 3)  # what UCI codes as 0, 4, 5 and 6 is 'other' or unknown
+KNOWN_EDUCATION = (1, 2, 3)  # UCI's codes 0, 4, 5 and 6 mean 'other' or unknown
 
 
 def read_credit(request: Request) -> Collection:
-    """People who pay or do not pay their next credit card bill, as one client per education.
+    """Read people who pay or do not pay their next credit card bill, one client per education.
 
-    FedHERO does not say what its clients are. Here a client holds the people of one level of
-    education; the small levels without a meaning are one client, `education-0`. The edges are
-    those of `credit_edges.txt` where NIFTY's file lies beside the table, and else (or with the
-    option `neighbours`) lead to the people of the same client who are nearest in spending and
+    FedHERO does not define its clients. Here a client holds the people of one level of education.
+    The small levels without a meaning form one client, `education-0`. The edges are those of
+    NIFTY's file `credit_edges.txt` if it lies beside the table. Otherwise, or with the option
+    `neighbours`, they lead to the people of the same client who are nearest in spending and
     payment.
     """
     (path,) = request.paths
@@ -89,7 +89,7 @@ def read_credit(request: Request) -> Collection:
     form = next((form for form in CREDIT_TABLES if form.label in table.columns), None)
     if form is None:
         labels = ", ".join(f"'{form.label}'" for form in CREDIT_TABLES)
-        raise UserError(f"{path}: no column that says who pays; one of {labels} is expected")
+        raise UserError(f"{path}: no label column: one of {labels} is expected")
     _require(path, table, (form.education,))
     skipped = {form.label, *form.dropped}
     columns = [name for name in table if name not in skipped and not name.startswith("Unnamed")]
@@ -111,13 +111,13 @@ def read_credit(request: Request) -> Collection:
 
 
 def read_ieee_fraud(request: Request) -> Collection:
-    """Transactions, genuine or fraudulent, as one client per product code.
+    """Read transactions, genuine or fraudulent, one client per product code.
 
-    The nodes are the transactions with an entry in the identity table, the features their numeric
-    columns; this agrees with the 144,233 nodes and 371 features in FedHERO's table. Within a
-    product each transaction is linked to the `reach` next ones in time; with `link=card` only to
-    the next ones that share card, address and device. FedHERO does not say where closeness in time
-    ends; its 28 million edges would be `reach=195`.
+    The nodes are the transactions with an entry in the identity table. The features are their
+    numeric columns. This agrees with the 144,233 nodes and 371 features in FedHERO's table. Within
+    a product each transaction is linked to the `reach` next ones in time, or with `link=card` to
+    the next ones that share card, address and device. FedHERO does not say how close in time linked
+    transactions are; its 28 million edges correspond to `reach=195`.
     """
     link = request.options.get("link", LINKS[0])
     if link not in LINKS:
@@ -136,7 +136,7 @@ def read_ieee_fraud(request: Request) -> Collection:
 
 
 def standardise(table: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """Columns with mean 0 and deviation 1; constant columns and missing values become 0."""
+    """Scale columns to mean 0 and standard deviation 1. Constant and missing values become 0."""
     values = np.array(table, dtype=np.float32)
     for column in values.T:
         known = np.isfinite(column)
@@ -149,7 +149,7 @@ def standardise(table: npt.ArrayLike) -> npt.NDArray[np.float32]:
 
 
 def following(group: IntArray, moment: npt.NDArray[Any], reach: int) -> IntArray:
-    """Links each element to the `reach` next ones of its group in the order of `moment`.
+    """Link each element to the `reach` next ones of its group in the order of `moment`.
 
     >>> following(np.array([0, 1, 0, 0]), np.array([3, 1, 1, 2]), 1).tolist()
     [[2, 3], [3, 0]]
@@ -164,18 +164,17 @@ def following(group: IntArray, moment: npt.NDArray[Any], reach: int) -> IntArray
 
 
 def nearest(points: npt.NDArray[np.floating], group: IntArray, count: int) -> IntArray:
-    """Links each point to the `count` nearest ones of its group.
+    """Link each point to the `count` nearest ones of its group.
 
-    Many people are alike in everything. A trifle of noise keeps them from all having the same few
-    neighbours.
+    Many points are equal. A little noise keeps them from all having the same few neighbours.
     """
     from scipy.spatial import cKDTree
 
-    points = points + np.random.default_rng(0).normal(0, TRIFLE, points.shape)
+    points = points + np.random.default_rng(0).normal(0, JITTER, points.shape)
     pairs = []
     for number in np.unique(group):
         members = np.flatnonzero(group == number)
-        near = min(count + 1, len(members))  # a point is found itself as well
+        near = min(count + 1, len(members))  # a point is its own nearest neighbour
         _, found = cKDTree(points[members]).query(points[members], k=range(1, near + 1))
         pairs.append(np.stack([np.repeat(members, near), members[found.ravel()]]))
     return np.concatenate(pairs, axis=1)
@@ -184,7 +183,7 @@ def nearest(points: npt.NDArray[np.floating], group: IntArray, count: int) -> In
 def _federate(
     request: Request, whole: Graph, client: IntArray, prefix: str, names: list[str] | None = None
 ) -> Collection:
-    """One graph per client; edges between clients fall away."""
+    """Return a collection of one graph per client. Edges between clients are removed."""
     graphs = [
         whole.subgraph(
             np.flatnonzero(client == number),
@@ -196,9 +195,9 @@ def _federate(
 
 
 def _transactions(transactions: Path, identity: Path) -> tuple[pd.DataFrame, pd.Series]:
-    """The transactions that have an identity, and the device of each by its number.
+    """Read the transactions that have an identity, and the device of each by its id.
 
-    The table of transactions has 590,540 rows and is read in pieces.
+    The table of transactions has 590,540 rows and is read in chunks.
     """
     import pandas as pd
 
@@ -220,7 +219,7 @@ def _transactions(transactions: Path, identity: Path) -> tuple[pd.DataFrame, pd.
 
 
 def _card_numbers(table: pd.DataFrame, device_of: pd.Series) -> IntArray:
-    """Equal numbers for equal product, card, address and device; two missing values are equal."""
+    """Number the groups of equal product, card, address and device. Missing values are equal."""
     keys = [table[name] for name in ("ProductCD", "card1", "addr1")]
     keys.append(table["TransactionID"].map(device_of))
     numbers: IntArray = table.groupby(keys, dropna=False, sort=False).ngroup().to_numpy(np.int64)

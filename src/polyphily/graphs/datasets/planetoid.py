@@ -1,4 +1,4 @@
-"""Cora, CiteSeer and PubMed from the Planetoid files, which are pickles of Python 2."""
+"""Reader of Cora, CiteSeer and PubMed from the Planetoid files, which are Python 2 pickles."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from polyphily.graphs.datasets.assembly import (
     flags_at,
     geom_gcn_masks,
 )
-from polyphily.graphs.datasets.reading import Request
+from polyphily.graphs.datasets.info import Request
 from polyphily.graphs.graph import Collection, Masks
 
 VALIDATION_NODES = 500
 
-# All that the pickles may name. A matrix is rebuilt from its arrays only after a check.
+# All names that the pickles may use. A matrix is rebuilt from its arrays after a check.
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("__builtin__", "list"): list,
     ("collections", "defaultdict"): collections.defaultdict,
@@ -35,7 +35,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads arrays, lists and dictionaries, and refuses everything that could run code."""
+    """An unpickler of arrays, lists and dictionaries that refuses all that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -44,7 +44,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_pickle(path: Path) -> Any:
-    """What a Planetoid file holds: an array, a dictionary of lists, or a sparse matrix."""
+    """Read a Planetoid file: an array, a dictionary of lists, or a sparse matrix."""
     with path.open("rb") as file:
         try:
             loaded = _Unpickler(file, encoding="latin1").load()
@@ -57,13 +57,13 @@ def load_pickle(path: Path) -> Any:
 
 
 def read_planetoid(request: Request) -> Collection:
-    """The public split, or Geom-GCN's ten where their files were asked for."""
+    """Read a graph with the public split, or with Geom-GCN's ten if their files are chosen."""
     _, tx, allx, y, ty, ally, graph = (load_pickle(path) for path in request.paths[:7])
     test = np.loadtxt(request.paths[7], dtype=np.int64)
     nodes = int(test.max()) + 1
 
-    # Row r of tx and ty belongs to node test[r]; CiteSeer's numbering has gaps: nodes that have
-    # neither features nor a label, which get the row of zeros at the end, and so class 0.
+    # Row r of tx and ty belongs to node test[r]. CiteSeer's numbering has gaps, which are nodes
+    # without features and label. They get the row of zeros at the end, and so class 0.
     row = np.full(nodes, allx.shape[0] + tx.shape[0])
     row[: allx.shape[0]] = np.arange(allx.shape[0])
     row[test] = allx.shape[0] + np.arange(len(test))

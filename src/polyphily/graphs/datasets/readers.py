@@ -1,4 +1,4 @@
-"""The file formats that datasets come in, read sparsely and without unpickling anything."""
+"""Readers of the file formats of datasets. They keep features sparse and unpickle nothing."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from polyphily.graphs.datasets.assembly import (
     read_table,
 )
 from polyphily.graphs.datasets.fraud import read_credit, read_ieee_fraud
+from polyphily.graphs.datasets.info import Request
 from polyphily.graphs.datasets.planetoid import read_planetoid
-from polyphily.graphs.datasets.reading import Request
 from polyphily.graphs.graph import SPARSE_BELOW, Collection, Features, Graph, IntArray, Masks
 
 YEAR_CLASSES = 5
 
 
 def read_npz(request: Request) -> Collection:
-    """Coauthor and Amazon: one archive with adjacency and features as CSR arrays."""
+    """Read Coauthor or Amazon: one archive with adjacency and features as CSR arrays."""
     (path,) = request.paths
     return collect(request, [_npz_graph(request, path)], natural=False)
 
 
 def read_syn_cora(request: Request) -> Collection:
-    """One level of homophily, or every level as a client of its own."""
+    """Read one level of homophily, or every level as a client."""
     several = len(request.files) > 1
     graphs = [
         _npz_graph(request, path, f"homophily-{level}" if several else "")
@@ -53,12 +53,12 @@ def _npz_graph(request: Request, path: Path, name: str = "") -> Graph:
         adjacency = compressed_rows(archive, "adj_")
         labels = archive["labels"]
     words.sum_duplicates()
-    words.data[words.data > 0] = 1  # a word is there or not, as in torch_geometric
+    words.data[words.data > 0] = 1  # binary, as in torch_geometric
     return build(request, words, edges_of(adjacency), labels, name=name)
 
 
 def read_twitch(request: Request) -> Collection:
-    """One graph per country; streamers follow each other only within their own."""
+    """Read one graph per country. There are no edges between countries."""
     graphs = []
     for country, (path,) in request.files.items():
         with load_npz(path) as archive:
@@ -67,30 +67,30 @@ def read_twitch(request: Request) -> Collection:
     widths = {graph.name: graph.num_features for graph in graphs}
     if len(set(widths.values())) > 1:
         raise UserError(
-            "twitch: the countries' files do not belong together, as their numbers of features "
-            f"differ ({widths}). Take all six from one source: {request.info.source}"
+            "twitch: the countries' files do not belong together, because their numbers of "
+            f"features differ ({widths}). Take all six from one source: {request.info.source}"
         )
     return collect(request, graphs, natural=True)
 
 
 def _thin(features: npt.NDArray[np.generic]) -> Features:
-    """Sparse where that pays, before a copy in float32 is made."""
+    """Convert features with few non-zero entries to sparse before a float32 copy is made."""
     thin = np.count_nonzero(features) < SPARSE_BELOW * features.size
     return sp.csr_array(features) if thin else features.astype(np.float32)
 
 
 def read_geom_gcn(request: Request) -> Collection:
-    """WebKB and Wikipedia: a line per node with all its features."""
+    """Read WebKB or Wikipedia: a line per node with all its features."""
     return _geom_gcn(request, _positions_of_ones)
 
 
 def read_actor(request: Request) -> Collection:
-    """A line per node with the numbers of the words that are there."""
+    """Read Actor: a line per node with the numbers of the words that occur."""
     return _geom_gcn(request, lambda line: np.array(line.split(b","), dtype=np.int64))
 
 
 def _positions_of_ones(line: bytes) -> IntArray:
-    """Where a comma-separated row of zeros and ones has a one.
+    """Return the positions of the ones in a comma-separated row of zeros and ones.
 
     >>> _positions_of_ones(b"0,1,0,1").tolist()
     [1, 3]
@@ -127,6 +127,7 @@ def _geom_gcn(request: Request, words_of: Callable[[bytes], IntArray]) -> Collec
 
 
 def read_heterophilous(request: Request) -> Collection:
+    """Read a graph of Platonov et al. (2023): one archive."""
     (path,) = request.paths
     with load_npz(path) as archive:
         masks = _rows_of_masks(*(archive[f"{role}_masks"] for role in ("train", "val", "test")))
@@ -137,6 +138,7 @@ def read_heterophilous(request: Request) -> Collection:
 
 
 def read_wikics(request: Request) -> Collection:
+    """Read WikiCS: one JSON file."""
     (path,) = request.paths
     data = json.loads(path.read_text(encoding="utf-8"))
     features = np.array(data["features"], dtype=np.float32)
@@ -157,6 +159,7 @@ def _rows_of_masks(
 
 
 def read_flickr(request: Request) -> Collection:
+    """Read Flickr: arrays, and JSON files of classes and roles."""
     adjacency_path, features_path, class_path, role_path = request.paths
     with load_npz(adjacency_path) as archive:
         edges = edges_of(compressed_rows(archive))
@@ -170,7 +173,7 @@ def read_flickr(request: Request) -> Collection:
 
 
 def read_arxiv(request: Request) -> Collection:
-    """Papers by subject, split by the year of publication."""
+    """Read papers with their subjects, split by the year of publication."""
     *_, train, val, test, names = request.paths
     features, edges, labels, _ = _arxiv_tables(request)
     masks = Masks(*(flags_at(_integers(path)[:, 0], len(labels)) for path in (train, val, test)))
@@ -179,9 +182,9 @@ def read_arxiv(request: Request) -> Collection:
 
 
 def read_arxiv_year(request: Request) -> Collection:
-    """Papers by year: class k holds the years in [q_k, q_k+1) between the quintiles.
+    """Read papers with their years: class k holds the years in [q_k, q_k+1) between quintiles.
 
-    The split that comes with ogbn-arxiv is by year as well, so it is no split for this task.
+    The split of ogbn-arxiv is by year as well, so it cannot be used for this task.
     """
     features, edges, _, years = _arxiv_tables(request)
     quintiles = np.quantile(years, np.arange(1, YEAR_CLASSES) / YEAR_CLASSES)
@@ -202,7 +205,7 @@ def _integers(path: Path) -> IntArray:
 
 
 def read_csbm(request: Request) -> Collection:
-    """Drawn, not read; `sample_federation` takes its options as text."""
+    """Draw graphs from the contextual stochastic block model."""
     from polyphily.graphs.csbm import sample_federation
 
     options: dict[str, Any] = dict(request.options)

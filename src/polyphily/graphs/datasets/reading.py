@@ -1,4 +1,4 @@
-"""From what a user writes, `name:option=value,…`, to the graphs."""
+"""Reading the graphs of a dataset that a user names as `name:option=value,…`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyphily.errors import UserError, unknown
 from polyphily.graphs.datasets.fetch import fetch, missing
-from polyphily.graphs.datasets.info import DatasetInfo
-from polyphily.graphs.datasets.registry import find
+from polyphily.graphs.datasets.info import DatasetInfo, Request
+from polyphily.graphs.datasets.registry import DATASETS
 
 if TYPE_CHECKING:
     from polyphily.graphs.graph import Collection, Graph
@@ -30,24 +30,8 @@ _DAMAGED = (
 )
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a reader is given: the dataset, its files by part, and the user's wishes."""
-
-    info: DatasetInfo
-    files: Mapping[str, tuple[Path, ...]]
-    options: Mapping[str, str]
-    seed: int = 0
-    clients: int | None = None
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All files in one row; the order within a part is the registry's."""
-        return tuple(path for paths in self.files.values() for path in paths)
-
-
 def data_root() -> Path:
-    """Where datasets are kept: `$POLYPHILY_DATA`, else the user's cache folder."""
+    """Return the folder of the datasets: `$POLYPHILY_DATA`, or a folder in the user's cache."""
     own = os.environ.get("POLYPHILY_DATA")
     if own:
         return Path(own).expanduser()
@@ -55,15 +39,15 @@ def data_root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "polyphily"
 
 
-def parse(spec: str) -> tuple[DatasetInfo, dict[str, str]]:
-    """The dataset and the options of a `name` or `name:option=value,option=value`.
+def parse_dataset(spec: str) -> tuple[DatasetInfo, dict[str, str]]:
+    """Return the dataset and the options of a `name` or `name:option=value,option=value`.
 
-    >>> info, options = parse("Syn_Cora:0.3,component=largest")
+    >>> info, options = parse_dataset("Syn_Cora:0.3,component=largest")
     >>> info.name, options
     ('syn-cora', {'homophily': '0.3', 'component': 'largest'})
     """
     name, _, rest = spec.partition(":")
-    info = find(name)
+    info = DATASETS.find(name)
     options: dict[str, str] = {}
     for item in filter(None, (item.strip() for item in rest.split(","))):
         key, separator, value = item.rpartition("=")
@@ -82,31 +66,30 @@ def parse(spec: str) -> tuple[DatasetInfo, dict[str, str]]:
 
 
 def is_present(name: str, root: Path | None = None) -> bool:
-    """Whether `read` of this name, or `name:option=value`, would find all its files."""
-    info, options = parse(name)
+    """Return whether all files of `name`, or `name:option=value`, are in place."""
+    info, options = parse_dataset(name)
     return not missing(info.chosen(options).values(), root or data_root())
 
 
 def read(
     spec: str, *, root: Path | None = None, seed: int = 0, clients: int | None = None
 ) -> Collection:
-    """The graph, or the clients' graphs, that a name stands for.
+    """Read the graph, or the clients' graphs, of a dataset.
 
-    Missing files are downloaded from their official place where there is a public one. Features
-    are as published, not normalised.
+    Missing files are downloaded if they are public. Features are as published, not normalised.
 
     Args:
         spec: `name` or `name:option=value,option=value`; see `DATASETS` for both.
         root: the folder with the data; `data_root()` unless given.
-        seed: for what is drawn at random (csbm only).
-        clients: how many clients to draw (csbm only).
+        seed: the seed of graphs that are drawn at random, such as csbm.
+        clients: the number of clients of graphs that are drawn at random.
 
     Raises:
         UserError: for a wrong name or option, and for files that are absent or damaged.
     """
     from polyphily.graphs.datasets.readers import READERS
 
-    info, options = parse(spec)
+    info, options = parse_dataset(spec)
     kept = {name: options.pop(name) for name in SUBGRAPHS if name in options}
     for name, value in kept.items():
         if value != SUBGRAPHS[name][0]:
@@ -115,32 +98,63 @@ def read(
     parts = info.chosen(options)
     new = fetch(info, parts.values(), folder)
     files = {key: tuple(folder / file for file in part.files) for key, part in parts.items()}
+    reader = info.reader or READERS[info.format]
     try:
-        collection = READERS[info.format](Request(info, files, options, seed, clients))
+        found = reader(Request(info, files, options, seed, clients, folder))
     except _DAMAGED as error:
-        if not files:
+        if not files and not (info.reader and isinstance(error, OSError)):
             raise
-        for path in new:  # else the next attempt would find them and fail again
+        for path in new:  # otherwise the next attempt would find them and fail again
             path.unlink(missing_ok=True)
         raise _damaged(info, files, new, error) from error
+    collection = _as_collection(info, found)
     if "component" in kept and len(collection.graphs) > 1 and info.name == "syn-cora":
         raise UserError(
-            "syn-cora:homophily=all has the same nodes at every level; component=largest would "
-            "keep others at each of them. Leave one of the two out"
+            "syn-cora:homophily=all has the same nodes at every level, but component=largest would "
+            "keep different nodes at each level. Leave one of the two options out"
         )
     for name in kept:
         graphs = tuple(SUBGRAPHS[name][1](graph) for graph in collection.graphs)
         collection = replace(collection, graphs=graphs)
     if "twins" in kept:
-        collection = replace(collection, notes=())  # they speak of twins
+        collection = replace(collection, notes=())  # the notes warn of twins
     return collection
 
 
+def _as_collection(info: DatasetInfo, found: Graph | Sequence[Graph] | Collection) -> Collection:
+    """Return what a reader returned as a collection, once its labels are known to be valid."""
+    from polyphily.graphs.graph import Collection, Graph
+
+    if not isinstance(found, Collection):
+        graphs = (found,) if isinstance(found, Graph) else found
+        if not isinstance(graphs, Sequence) or not graphs:
+            kind = "no graph" if isinstance(graphs, Sequence) else type(found).__name__
+            raise UserError(
+                f"the reader of dataset '{info.name}' returned {kind}: it must return a Graph, a "
+                "list of graphs or a Collection"
+            )
+        names = info.class_names or tuple(str(label) for label in range(info.classes))
+        natural = info.natural or len(graphs) > 1
+        found = Collection(info.name, tuple(graphs), names, natural=natural, notes=info.notes)
+    for graph in found.graphs:
+        if not isinstance(graph, Graph):
+            raise UserError(
+                f"the reader of dataset '{info.name}' returned a {type(graph).__name__} among its "
+                "graphs: build each with Graph.build"
+            )
+        if graph.labels.max(initial=-1) >= len(found.classes):
+            raise UserError(
+                f"dataset '{info.name}': a label of '{graph.name}' is {graph.labels.max()}, but "
+                f"there are {len(found.classes)} classes (0 to {len(found.classes) - 1})"
+            )
+    return found
+
+
 def without_twins(graph: Graph) -> Graph:
-    """The first of all nodes that have the same neighbours; nodes without any stay."""
+    """Keep the first of all nodes with equal neighbours; nodes without neighbours stay."""
     import numpy as np
 
-    source, target = graph.edges  # sorted, so that equal neighbours are equal bytes
+    source, target = graph.edges  # sorted: equal neighbours are equal bytes
     degrees = np.bincount(source, minlength=graph.num_nodes)
     first: dict[bytes, int] = {}
     nodes = [
@@ -152,7 +166,7 @@ def without_twins(graph: Graph) -> Graph:
 
 
 def largest_component(graph: Graph) -> Graph:
-    """The largest connected component, its nodes in their old order."""
+    """Keep the largest connected component, with its nodes in the same order."""
     import numpy as np
     from scipy.sparse.csgraph import connected_components
 
@@ -160,7 +174,7 @@ def largest_component(graph: Graph) -> Graph:
     return graph.subgraph(np.flatnonzero(member == np.bincount(member).argmax()))
 
 
-# Options that keep a part of each graph, in the order in which they do: the value, and how.
+# Options that keep a part of each graph, in the order in which they apply: value and function.
 SUBGRAPHS: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
     "twins": ("one", without_twins),
     "component": ("largest", largest_component),
@@ -173,11 +187,12 @@ def _damaged(
     reason = str(error).strip() or type(error).__name__
     if new:
         return UserError(
-            f"{info.name}: what was downloaded cannot be read ({reason}) and was removed. "
-            f"Try again later, or fetch it by hand from {info.source}"
+            f"{info.name}: the downloaded files cannot be read ({reason}) and were removed. "
+            f"Try again later, or download them by hand from {info.source}"
         )
     folders = sorted({str(path.parent) for paths in files.values() for path in paths})
+    where = f"a file in {', '.join(folders)}" if folders else "a file"
     return UserError(
-        f"{info.name}: a file in {', '.join(folders)} cannot be read ({reason}). Put a sound copy "
-        f"in its place. Official source: {info.source}"
+        f"{info.name}: {where} cannot be read ({reason}). Replace it by an intact copy. Official "
+        f"source: {info.source or 'unknown'}"
     )

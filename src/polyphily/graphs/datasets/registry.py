@@ -1,25 +1,60 @@
-"""The datasets that have a name, as data.
+"""The registry of datasets, and the metadata of the library's own.
 
-Nodes, edges and features are those of the graph as `read` returns it (undirected, self-loops and
-repeated edges removed). They were counted in the files, except for wikics, ogbn-arxiv, arxiv-year,
-roman-empire, amazon-ratings, questions, flickr, credit and ieee-fraud, where they follow from the
-published statistics.
+The numbers of nodes, edges and features are those of the graph that `read` returns: undirected,
+without self-loops and repeated edges. They were counted in the files, except for wikics,
+ogbn-arxiv, arxiv-year, roman-empire, amazon-ratings, questions, flickr, credit and ieee-fraud,
+where they follow from the published statistics.
 """
 
 from __future__ import annotations
 
-from polyphily.errors import unknown
-from polyphily.graphs.datasets.info import DatasetInfo, Kind, Metric, Part, common_options
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar, get_args
+
+from polyphily.graphs.datasets.info import DatasetInfo, Kind, Part, Reader, common_options
+from polyphily.registry import Registry
 
 GEOM_GCN_SPLITS = 10
+DATASETS: Registry[DatasetInfo] = Registry("dataset", "datasets", dashes=True)
+R = TypeVar("R", bound=Reader)
 
 
-def find(name: str) -> DatasetInfo:
-    """The dataset of this name; case does not matter, and `_` may stand for `-`."""
-    info = DATASETS.get(name.strip().lower().replace("_", "-"))
-    if info is None:
-        raise unknown("dataset", name, DATASETS)
-    return info
+def register_dataset(info: DatasetInfo) -> Callable[[R], R]:
+    """Make a dataset available by name, in `polyphily.load` and on the command line.
+
+    The decorated function gets a `Request`, whose `root` is the data folder and whose `options` are
+    the user's. It returns one `Graph` to be partitioned, one graph per client, or a `Collection`:
+
+        @register_dataset(
+            DatasetInfo("trade", "Trade", "heterophilic", 180, 900, 12, 4, options={"year": "…"})
+        )
+        def read_trade(request):
+            file = request.root / "trade" / f"{request.options.get('year', '2020')}.npz"
+            ...
+            return Graph.build(features, edges, labels)
+
+    Other packages name the module with such a function as an entry point in the group
+    `polyphily.datasets`.
+
+    Args:
+        info: the metadata. If it names files in `parts`, these are looked for under the root, and
+            downloaded if possible, before the function is called.
+
+    Raises:
+        ValueError: for a kind that does not exist, or a name that is taken.
+    """
+    if info.kind not in get_args(Kind):
+        raise ValueError(
+            f"dataset '{info.name}': kind '{info.kind}' is none of {', '.join(get_args(Kind))}"
+        )
+
+    def add(reader: R) -> R:
+        key, options = DATASETS.key(info.name), common_options(**info.options)
+        DATASETS.add(key, replace(info, name=key, options=options, reader=reader))
+        return reader
+
+    return add
 
 
 def _splits(prefix: str) -> tuple[str, ...]:
@@ -27,7 +62,7 @@ def _splits(prefix: str) -> tuple[str, ...]:
 
 
 def _part(folder: str, files: tuple[str, ...], getter: str, **arguments: str | bool) -> Part:
-    """Raw files where the torch_geometric class puts them."""
+    """Return a part whose raw files lie where the torch_geometric class puts them."""
     raw = "/".join(filter(None, (getter, folder, "raw")))
     return Part(tuple(f"{raw}/{file}" for file in files), getter, arguments)
 
@@ -135,7 +170,7 @@ def _yandex(
     name: str,
     title: str,
     statistics: _Statistics,
-    metric: Metric = "accuracy",
+    metric: str = "accuracy",
     class_names: tuple[str, ...] = (),
 ) -> DatasetInfo:
     low = name.replace("-", "_")
@@ -185,8 +220,8 @@ _DUPLICATES = (
 )
 _TWINS = "'one' keeps the first of all nodes that have the same neighbours"
 _SAME_PAGES = (
-    "in the published files Cornell and Texas have the same features and labels, byte for byte; "
-    "only their edges and splits differ"
+    "in the published files Cornell and Texas have identical features and labels; only their "
+    "edges and splits differ"
 )
 _COUNTRIES = ("DE", "EN", "ES", "FR", "PT", "RU")
 _LEVELS = tuple(i / 10 for i in range(11))
@@ -211,7 +246,7 @@ _ALL = (
         "CiteSeer",
         (3_327, 4_552, 3_703, 6),
         ("AI", "ML", "IR", "DB", "agents", "HCI"),
-        "15 documents come without features and label; they carry class 0 as is usual",
+        "15 documents have neither features nor a label; as is usual, they are given class 0",
     ),
     _citation_graph(
         "pubmed",
@@ -395,7 +430,7 @@ _ALL = (
         "synthetic",
         *(30_000, 75_000, 100, 2),
         citation="Deshpande, Sen, Montanari, Mossel: Contextual Stochastic Block Models, 2018",
-        source="drawn from the seed; nothing to fetch",
+        source="drawn from the seed; nothing to download",
         format="csbm",
         parts={},
         natural=True,
@@ -414,4 +449,5 @@ _ALL = (
     ),
 )
 
-DATASETS: dict[str, DatasetInfo] = {info.name: info for info in _ALL}
+for _info in _ALL:
+    DATASETS.add(_info.name, _info)

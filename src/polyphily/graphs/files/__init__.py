@@ -1,9 +1,9 @@
-"""Graphs of one's own, from files: a folder of clients, one client's folder, or one file.
+"""Reading graphs from files of the user: a folder of clients, one client's folder, or one file.
 
-A client is a folder with `nodes.csv` (columns `id`, `label`, where wanted `split`, and one column
-per feature) and `edges.csv` (`source`, `target`), either also as `.parquet`; or an `.npz` or `.pt`
-file with `x`, `edge_index`, `y` and, where wanted, `train_mask`, `val_mask` and `test_mask`. Files
-are never unpickled.
+A client is a folder with `nodes.csv` (columns `id`, `label`, optionally `split`, and one column per
+feature) and `edges.csv` (columns `source` and `target`). Each may be `.parquet` instead. Or a
+client is an `.npz` or `.pt` file with `x`, `edge_index`, `y` and optionally `train_mask`,
+`val_mask` and `test_mask`. Files are never unpickled.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ __all__ = ["read"]
 
 
 def read(path: Path) -> Collection:
-    """The clients found at `path`, in the order of their names, with one list of classes.
+    """Read the clients at `path`, in the order of their names, with one list of classes.
 
     Args:
         path: a folder with a sub-folder, an `.npz` or a `.pt` file per client; or one client's
             folder; or one client's `.npz` or `.pt` file.
 
     Raises:
-        UserError: naming the file, and where it applies the line and the column.
+        UserError: for a file that cannot be used. It names the file and, if possible, the line and
+            the column.
     """
     try:
         sources, notes = _sources(path)
@@ -57,13 +58,13 @@ def read(path: Path) -> Collection:
 
 
 def _sources(path: Path) -> tuple[list[Path], list[str]]:
-    """The clients' folders and files at `path`, and notes on what else is there."""
+    """Return the clients' folders and files at `path`, and notes on files that are ignored."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     if path.is_file():
         if path.suffix not in arrays.SUFFIXES:
             raise UserError(
-                f"{path}: not a graph: give an .npz or .pt file, or the folder that holds the "
+                f"{path}: not a graph: give an .npz or .pt file, or the folder with the files of "
                 "nodes and edges"
             )
         return [path], []
@@ -73,14 +74,14 @@ def _sources(path: Path) -> tuple[list[Path], list[str]]:
     clients = [entry for entry in entries if entry.is_dir() or entry.suffix in arrays.SUFFIXES]
     if not clients:
         raise UserError(
-            f"{path}: no client found: give each a folder with nodes and edges, or an .npz or .pt "
-            f"file (found: {listed(entry.name for entry in entries) or 'nothing'})"
+            f"{path}: no client found: every client needs a folder with nodes and edges, or an "
+            f".npz or .pt file (found: {listed(entry.name for entry in entries) or 'nothing'})"
         )
     for name, times in Counter(map(_name, clients)).items():
         if times > 1:
-            raise UserError(f"{path}: {times} clients are called '{name}': rename or remove one")
+            raise UserError(f"{path}: {times} clients are named '{name}': rename or remove one")
     stray = [entry.name for entry in entries if entry not in clients]
-    return sorted(clients, key=_name), [f"{listed(stray)} ignored: no client"] if stray else []
+    return sorted(clients, key=_name), [f"{listed(stray)} ignored: not a client"] if stray else []
 
 
 def _visible(path: Path) -> list[Path]:
@@ -111,13 +112,13 @@ def _check_splits(clients: dict[str, ClientFile]) -> None:
     unsplit = [name for name, client in clients.items() if not client.masks]
     if split and unsplit:
         raise UserError(
-            f"client '{split[0]}' ({clients[split[0]].path}) brings a split and client "
-            f"'{unsplit[0]}' ({clients[unsplit[0]].path}) does not: give all clients one, or none"
+            f"client '{split[0]}' ({clients[split[0]].path}) has a split and client "
+            f"'{unsplit[0]}' ({clients[unsplit[0]].path}) has none: give all clients one, or none"
         )
 
 
 def _align_features(clients: dict[str, ClientFile]) -> dict[str, ClientFile]:
-    """Every client with the feature columns in the order of the first that names them."""
+    """Return the clients with feature columns in the order of the first that names them."""
     first = next(
         (n for n, c in clients.items() if c.feature_names is not None), next(iter(clients))
     )
@@ -155,7 +156,7 @@ def _align(name: str, client: ClientFile, first: str, model: ClientFile) -> Clie
 
 
 def _union(vocabularies: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """All class names, sorted as numbers where all are whole numbers, else as text."""
+    """Return all class names, sorted as numbers if all are whole numbers, otherwise as text."""
     names = sorted({name for vocabulary in vocabularies for name in vocabulary})
     return tuple(sorted(names, key=int) if all(map(is_whole, names)) else names)
 

@@ -1,4 +1,4 @@
-"""A client's graph as named arrays, in a `.npz` or a `.pt` file."""
+"""Reading a client's graph from the named arrays of an `.npz` or a `.pt` file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 def read_arrays(path: Path) -> ClientFile:
-    """The graph in the arrays x, edge_index, y and, where there are any, the masks."""
+    """Read a graph from the arrays x, edge_index, y and, if there are any, the masks."""
     arrays = _load_npz(path) if path.suffix == ".npz" else _load_pt(path)
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:
@@ -87,8 +87,8 @@ def _load_pt(path: Path) -> dict[str, Array]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path}: refused, since it holds more than tensors (unpickling could run any code) or "
-            f"is damaged: {advice}"
+            f"{path}: refused, because it holds more than tensors (unpickling could run any code) "
+            f"or is damaged: {advice}"
         ) from error
     except (OSError, ValueError, EOFError, RuntimeError) as error:
         raise UserError(f"{path}: damaged, or not a file of tensors: {advice}") from error
@@ -97,7 +97,7 @@ def _load_pt(path: Path) -> dict[str, Array]:
     arrays = {}
     for name, tensor in loaded.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise UserError(f"{path}: '{name}' is no name of a tensor: {advice}")
+            raise UserError(f"{path}: '{name}' is not the name of a tensor: {advice}")
         small = tensor.is_floating_point() and tensor.element_size() < 4
         try:
             arrays[name] = (tensor.float() if small else tensor).detach().numpy()
@@ -122,16 +122,18 @@ def _features(path: Path, x: Array) -> FloatArray:
 def _edges(path: Path, edge_index: Array, num_nodes: int) -> IntArray:
     _check_kind(path, "edge_index", edge_index, "iu", "integers")
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        columns = edge_index.ndim == 2 and edge_index.shape[1] == 2
+        hint = ": transpose it (edge_index.T)" if columns else ""
         raise UserError(
             f"{path}: edge_index has shape {edge_index.shape}: give [2, edges], the sources in the "
-            "first row and the targets in the second"
+            f"first row and the targets in the second{hint}"
         )
     outside = ((edge_index < 0) | (edge_index >= num_nodes)).any(axis=0)
     if outside.any():
         edge = int(outside.argmax())
         raise UserError(
-            f"{path}: edge_index[:, {edge}] = {edge_index[:, edge].tolist()} names no node: "
-            f"x has rows 0 to {num_nodes - 1}"
+            f"{path}: edge_index[:, {edge}] = {edge_index[:, edge].tolist()} names a node that "
+            f"does not exist: x has rows 0 to {num_nodes - 1}"
         )
     return edge_index.astype(np.int64)
 
@@ -148,7 +150,7 @@ def _mask(path: Path, name: str, mask: Array | None, num_nodes: int) -> BoolArra
     _check_kind(path, name, mask, "biu", "booleans")
     _check_length(path, name, mask, num_nodes)
     if not np.isin(mask, (0, 1)).all():
-        raise UserError(f"{path}: {name} holds other values than 0 and 1: give one per node")
+        raise UserError(f"{path}: {name} holds values other than 0 and 1: give one per node")
     return mask.astype(np.bool_)
 
 

@@ -1,4 +1,4 @@
-"""One client's graph as it was read: what the file formats have in common."""
+"""One client's graph as read from a file, and functions that the file formats share."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from polyphily.graphs.graph import UNLABELLED, IntArray, Masks
 
 FloatArray = npt.NDArray[np.float32]
 
-FLOAT32_OVERFLOW = 2.0**128 - 2.0**103  # from here on a float32 rounds to infinity
+FLOAT32_OVERFLOW = 2.0**128 - 2.0**103  # the smallest number that float32 rounds to infinity
+MISSING_LABELS = ("", "nan")  # in lower case
 
 
 @dataclass(frozen=True)
 class ClientFile:
-    """A client's graph before the clients have been brought onto common columns and classes.
+    """A client's graph before columns and classes are aligned between clients.
 
     Attributes:
-        path: where the nodes were read, for messages.
-        feature_names: the names of the columns of `features`; None where the format has none.
-        labels: positions in `classes`, the client's own, or `UNLABELLED`.
+        path: the file of the nodes, for messages.
+        features: `[n, f]`.
+        feature_names: the names of the columns of `features`; None if the format has none.
+        edges: `[2, m]`, as in the file.
+        labels: positions in `classes`, or `UNLABELLED`.
+        classes: the label names of this client.
+        masks: the split, if the file has one.
+        node_ids: the ids of the nodes, if the file has any.
         notes: what was removed, merged or ignored.
     """
 
@@ -42,7 +48,7 @@ class ClientFile:
 
 
 def number_fault(value: object) -> str | None:
-    """Why `value` cannot be a feature, or None where it can.
+    """Return why `value` cannot be a feature, or None if it can.
 
     >>> number_fault("red")
     "'red' is not a number: encode it as numbers, or remove the column"
@@ -66,11 +72,12 @@ def number_fault(value: object) -> str | None:
 
 
 def encode_labels(names: Sequence[str], codes: IntArray) -> tuple[IntArray, tuple[str, ...]]:
-    """Labels and class names from each node's position in a list of label texts.
+    """Return labels and class names from each node's position in a list of label texts.
 
-    An empty text is no label. Whole numbers written as `1.0`, as spreadsheets and data frames do in
-    a column with gaps, are read as `1`.
+    An empty text and "NaN" in any case mean that a label is missing. Whole numbers written as
+    `1.0`, as spreadsheets and data frames do in a column with gaps, are read as `1`.
     """
+    names = ["" if name.lower() in MISSING_LABELS else name for name in names]
     given = [name for name in names if name]
     if all(re.fullmatch(r"[+-]?\d+\.0+", name) for name in given):
         names = [name.partition(".")[0] for name in names]
@@ -81,15 +88,21 @@ def encode_labels(names: Sequence[str], codes: IntArray) -> tuple[IntArray, tupl
 
 
 def is_whole(name: str) -> bool:
+    """Return whether a text is a whole number."""
     return re.fullmatch(r"[+-]?[0-9]+", name) is not None
 
 
 def check_masks(masks: Masks, labels: IntArray, split: str, node: Callable[[int], str]) -> None:
-    """Refuse a split that trains on nothing, overlaps, or asks for a label that is not there.
+    """Refuse a split without train nodes, with overlaps, or with nodes that have no label.
 
     Args:
-        split: how to name the split in a message.
-        node: how to name a node by its position in a message.
+        masks: the split.
+        labels: the labels of the nodes.
+        split: the name of the split in messages.
+        node: returns the name of a node in messages from its position.
+
+    Raises:
+        UserError: for such a split.
     """
     times = masks.train.astype(np.int8) + masks.val + masks.test
     if (times > 1).any():
@@ -100,15 +113,15 @@ def check_masks(masks: Masks, labels: IntArray, split: str, node: Callable[[int]
     missing = (times > 0) & (labels == UNLABELLED)
     if missing.any():
         raise UserError(
-            f"{node(int(missing.argmax()))} is in the split but has no label: label it, or leave "
-            "it out of train, val and test"
+            f"{node(int(missing.argmax()))} is in the split but has no label: label it, or remove "
+            "it from train, val and test"
         )
     if not masks.train.any():
         raise UserError(f"{split}: the split has no train node: mark some nodes as train")
 
 
 def edge_notes(edges: IntArray, num_nodes: int) -> list[str]:
-    """What `Graph.build` will remove: self-loops, and edges given twice in the same direction."""
+    """Return notes on what `Graph.build` removes: self-loops and repeated directed edges."""
     source, target = edges
     kept = source != target
     loops = int(kept.size - np.count_nonzero(kept))
@@ -119,11 +132,12 @@ def edge_notes(edges: IntArray, num_nodes: int) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural if necessary."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def listed(names: Iterable[str], limit: int = 10) -> str:
-    """Names for a message, the first few where there are many.
+    """Return quoted names for a message, shortened if there are many.
 
     >>> listed(["a", "b", "c"], limit=2)
     "'a', 'b' and 1 more"

@@ -1,4 +1,4 @@
-"""A client's folder: a table of nodes and a table of edges."""
+"""Reading a client's graph from a folder with a table of nodes and a table of edges."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from polyphily.errors import UserError
 from polyphily.graphs.files.client import (
+    MISSING_LABELS,
     ClientFile,
     FloatArray,
     check_masks,
+    count,
     edge_notes,
     encode_labels,
     listed,
@@ -27,11 +29,11 @@ FILES = tuple(stem + suffix for stem in ("nodes", "edges") for suffix in SUFFIXE
 
 
 def read_folder(folder: Path) -> ClientFile:
-    """The graph in `nodes.csv` and `edges.csv`, either of them also as parquet."""
+    """Read the graph in `nodes.csv` and `edges.csv`; each may be parquet instead."""
     node_path, edge_path = _table_path(folder, "nodes"), _table_path(folder, "edges")
     nodes = read_table(node_path, ("id", "label"), optional=("split",), numbers=True)
     if not nodes.num_rows:
-        raise UserError(f"{nodes.path}: a header but no nodes: give at least one")
+        raise UserError(f"{nodes.path}: has a header but no nodes: give at least one")
     ids = _ids(nodes)
     feature_names = tuple(name for name in nodes.columns if name not in ROLES)
     features = _features(nodes, feature_names)
@@ -41,7 +43,8 @@ def read_folder(folder: Path) -> ClientFile:
 
     table = read_table(edge_path, ("source", "target"))
     edges = np.stack([_positions(table, side, nodes) for side in ("source", "target")])
-    notes = [f"{listed(table.ignored)} of {edge_path.name} ignored"] if table.ignored else []
+    notes = _missing_label_notes(distinct, codes)
+    notes += [f"{listed(table.ignored)} of {edge_path.name} ignored"] if table.ignored else []
     return ClientFile(
         path=nodes.path,
         features=features,
@@ -61,16 +64,25 @@ def _table_path(folder: Path, stem: str) -> Path:
     if len(present) == 1:
         return present[0]
     if present:
-        raise UserError(f"{folder}: both {stem}.csv and {stem}.parquet: remove one of the two")
+        raise UserError(f"{folder}: has both {stem}.csv and {stem}.parquet: remove one of them")
     found = sorted(path.name for path in folder.iterdir())
     raise UserError(
         f"{folder}: no {stem}.csv or {stem}.parquet (found: {listed(found) or 'nothing'}): "
-        "a client's folder holds nodes and edges, or one .npz or .pt file"
+        "a client's folder needs nodes and edges, or one .npz or .pt file"
     )
 
 
+def _missing_label_notes(texts: list[str], codes: IntArray) -> list[str]:
+    """Return notes on label texts that are read as missing labels."""
+    return [
+        f"{count(int((codes == i).sum()), 'label')} '{text}' read as missing"
+        for i, text in enumerate(texts)
+        if text and text.lower() in MISSING_LABELS
+    ]
+
+
 def _ids(nodes: Table) -> npt.NDArray[np.generic]:
-    """The nodes' ids, as integers where all are written as such, once they are known to differ."""
+    """Return the ids of the nodes, as integers if all are, once they are known to be unique."""
     pa, column = arrow(), nodes.columns["id"]
     empty = pa.compute.index(column, "").as_py()
     if empty >= 0:
@@ -81,7 +93,7 @@ def _ids(nodes: Table) -> npt.NDArray[np.generic]:
         row = int(repeated.argmax())
         earlier = nodes.place(int(first[row]))
         raise nodes.fault(
-            row, "id", f"'{column[row]}' is the id of {earlier} already: give each node its own"
+            row, "id", f"'{column[row]}' is the id of {earlier} already: give every node its own"
         )
     try:
         numbers = column.cast(pa.int64())
@@ -96,8 +108,8 @@ def _ids(nodes: Table) -> npt.NDArray[np.generic]:
 def _features(nodes: Table, names: tuple[str, ...]) -> FloatArray:
     if not names:
         raise UserError(
-            f"{nodes.path}: no feature column: every column but {listed(ROLES)} is one; "
-            "without any features, add a column of ones"
+            f"{nodes.path}: no feature column: every column except {listed(ROLES)} is one. If the "
+            "nodes have no features, add a column of ones"
         )
     columns = np.empty((len(names), nodes.num_rows), dtype=np.float32)
     for values, name in zip(columns, names, strict=True):
@@ -131,7 +143,7 @@ def _masks(nodes: Table, labels: IntArray) -> Masks:
 
 
 def _positions(edges: Table, side: str, nodes: Table) -> IntArray:
-    """For one end of every edge, the position of its node."""
+    """Return the position of the node at one end of every edge."""
     ends = edges.columns[side]
     positions = _position_in(ends, nodes.columns["id"])
     unknown = positions < 0
@@ -146,13 +158,13 @@ def _positions(edges: Table, side: str, nodes: Table) -> IntArray:
 
 
 def _distinct(column: Any) -> tuple[list[str], IntArray]:
-    """The distinct texts of a column, and which of them each row holds."""
+    """Return the distinct texts of a column, and the position of each row's text in them."""
     texts = arrow().compute.unique(column)
     return texts.to_pylist(), _position_in(column, texts)
 
 
 def _position_in(column: Any, texts: Any) -> IntArray:
-    """Where each entry of a column first occurs among `texts`, or -1."""
+    """Return where each entry of a column first occurs in `texts`, or -1."""
     found = arrow().compute.index_in(column, value_set=texts).fill_null(-1)
     positions: IntArray = found.to_numpy().astype(np.int64)
     return positions

@@ -1,4 +1,4 @@
-"""Tables from CSV and parquet, read by pyarrow; where one is faulty, the place is looked up."""
+"""Reading tables from CSV and parquet by pyarrow, with messages that locate faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_UTF8 = "not UTF-8 text: save the file as UTF-8"
 
 
 def arrow() -> Any:
-    """The pyarrow package with the parts used here."""
+    """Import pyarrow with the modules used here."""
     try:
         import pyarrow as pa
         import pyarrow.compute
@@ -31,16 +31,18 @@ def arrow() -> Any:
             "pyarrow",
             "files",
             "reading CSV and parquet graphs",
-            "Graphs as .npz need nothing more.",
+            "Graphs as .npz need no further package.",
         ) from None
     return pa
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, as pyarrow chunked arrays; text columns hold no null, empty is ''.
+    """A table as pyarrow chunked arrays. Missing values of text columns are ''.
 
     Attributes:
+        path: the file.
+        columns: the columns by name.
         ignored: columns of the file that were not asked for.
     """
 
@@ -50,21 +52,23 @@ class Table:
 
     @property
     def num_rows(self) -> int:
+        """The number of rows."""
         return len(next(iter(self.columns.values())))
 
     def place(self, row: int) -> str:
-        """Where a person finds a row, given by its position."""
+        """Return where a user finds a row: its line in a CSV file, or its number."""
         if self.path.suffix == ".csv":
             return f"line {self._record(row).line}"
         return f"row {row + 1}"
 
     def value(self, row: int, column: str) -> object:
-        """A cell as it stands in the file."""
+        """Return a cell as it is written in the file."""
         if self.path.suffix == ".csv":
             return self._record(row).cells[_names(self.path).index(column)]
         return self.columns[column][row].as_py()
 
     def fault(self, row: int, column: str, what: str) -> UserError:
+        """Return an error that names the file, the row and the column."""
         return UserError(f"{self.path}, {self.place(row)}, column '{column}': {what}")
 
     def _record(self, row: int) -> Record:
@@ -77,9 +81,10 @@ def read_table(
     """Read a CSV or a parquet file.
 
     Args:
-        text: columns that must be there, read as text whatever their type.
-        optional: columns read as text where they are there.
-        numbers: whether every other column is read too, and must be numeric.
+        path: the file.
+        text: required columns, read as text whatever their type.
+        optional: columns read as text if they exist.
+        numbers: whether all other columns are read as well, which must be numeric.
     """
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty")
@@ -183,12 +188,12 @@ def _trimmed(column: Any, kind: str) -> Any:
 def _check_names(path: Path, place: object, names: Sequence[str], required: Sequence[str]) -> None:
     repeated = [name for name, times in Counter(names).items() if times > 1 and name]
     if repeated:
-        raise UserError(f"{place}: several columns are called {listed(repeated)}: rename them")
+        raise UserError(f"{place}: several columns are named {listed(repeated)}: rename them")
     for number, name in enumerate(names, start=1):
         if not name or re.fullmatch(r"__index_level_\d+__", name):
             raise UserError(
-                f"{place}, column {number} ('{name}'): the column has no name of its own: name it, "
-                "or, where it is a data frame's index, write the file with index=False"
+                f"{place}, column {number} ('{name}'): the column has no name: name it or, if it "
+                "is a data frame's index, write the file with index=False"
             )
     missing = [name for name in required if name not in names]
     if missing:
@@ -200,7 +205,7 @@ def _check_names(path: Path, place: object, names: Sequence[str], required: Sequ
 
 
 class Record(NamedTuple):
-    """A row of a CSV file with the lines it starts and ends on; bad bytes are kept as escapes."""
+    """A row of a CSV file with its first and last line. Invalid bytes are kept as escapes."""
 
     line: int
     last_line: int
@@ -208,7 +213,7 @@ class Record(NamedTuple):
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """The rows of a CSV file that are not blank, the header first."""
+    """Yield the rows of a CSV file that are not blank, the header first."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file)
         line = 1
@@ -230,14 +235,13 @@ def _names(path: Path) -> list[str]:
 
 
 def _first_fault(path: Path, names: Sequence[str], kinds: dict[str, str]) -> UserError | None:
-    """Read a CSV file row by row for the first cell that pyarrow cannot have understood."""
+    """Read a CSV file row by row and return the first fault, which pyarrow does not locate."""
     for record in islice(_records(path), 1, None):
         place = f"{path}, line {record.line}"
         if len(record.cells) != len(names):
             return UserError(
-                f"{place}: {count(len(record.cells), 'cell')} where the header names "
-                f"{len(names)} columns ({listed(names)}): complete the row, or quote cells that "
-                "hold a comma"
+                f"{place}: {count(len(record.cells), 'cell')}, but the header names {len(names)} "
+                f"columns ({listed(names)}): complete the row, or quote cells that hold a comma"
             )
         for name, cell in zip(names, record.cells, strict=True):
             if fault := _cell_fault(cell, kinds[name]):

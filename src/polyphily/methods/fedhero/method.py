@@ -2,133 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
-from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, Message
-from polyphily.core.method import State, Uploads, parameter, register
-from polyphily.errors import UserError, unknown
+from polyphily.core.local import Local
+from polyphily.core.messages import Declared, Message, Sizes, State, Uploads
+from polyphily.core.method import parameter, register
+from polyphily.errors import UserError
 from polyphily.methods.fedavg import FedAvg
-from polyphily.methods.fedhero.latent import FeatureDistances, LatentGraph, Neighbours, width_of
+from polyphily.methods.fedhero.distances import FeatureDistances
+from polyphily.methods.fedhero.latent import (
+    LatentGraph,
+    Weigh,
+    bernoulli_weights,
+    binary_weights,
+    similarity_weights,
+)
+from polyphily.methods.fedhero.neighbours import Neighbours
+from polyphily.methods.fedhero.network import (
+    CONVOLUTIONS,
+    DualChannel,
+    JumpingDualChannel,
+    PlainDualChannel,
+    WithLatent,
+)
+from polyphily.methods.fedhero.search import width_of
 from polyphily.methods.fedhero.structure import LEARNERS
-from polyphily.nn.backbones import BACKBONES, Backbone, Output, Shape
-from polyphily.nn.draws import Draws
-from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
-from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.backbones import Backbone, Shape
+from polyphily.nn.stacked import StackedGraph
 
-NEAR, NOISE, DISTANCE = "neighbours/", "noise", "distance"
-
-
-class WithLatent(Output):
-    """A backbone's output, and the latent graph it was computed on."""
-
-    latent: LatentGraph
-
-
-class DualChannel(Backbone):
-    """Convolutions on the given graph and on a latent one, mixed layer by layer.
-
-    The paper's network projects the features, has `shape.layers` convolutions, and classifies the
-    features beside all layers' outputs. The plain one is the backbone itself, twice.
-
-    The backbone's name chooses the convolution: gcn, sage and acm-gcn serve both channels. Graph
-    attention and no graph at all (gat, mlp) are for the local channel, beside GCN on the latent
-    graph, whose weights are learned already; gpr-gnn has no layer of its own and stands for gcn.
-    """
-
-    def __init__(self, kind: str, shape: Shape, method: FedHERO) -> None:
-        super().__init__(shape)
-        self.method = method
-        self.learner = LEARNERS[method.learner](shape.features, method.width, method.comparisons)
-        hidden, layers = shape.hidden, shape.layers
-        widths = shape.widths() if method.plain else [(hidden, hidden)] * layers
-        both = {"sage": SAGEConv, "acm-gcn": ACMConv}.get(kind, GCNConv)
-        if not method.plain:
-            self.projection = Linear(shape.features, hidden)
-        self.global_convs = nn.ModuleList(both(*width) for width in widths)
-        self.local_convs = nn.ModuleList()
-        if method.dual_channel:
-            heads = [shape.heads] * (layers - 1) + [1 if method.plain else shape.heads]
-            self.local_convs.extend(
-                _local_conv(kind, *width, h, both) for width, h in zip(widths, heads, strict=True)
-            )
-        if not method.plain:
-            self.classifier = nn.ModuleDict(
-                {
-                    "ego": Linear(shape.features, shape.classes, bias=False),
-                    "layers": Linear((layers + 1) * hidden, shape.classes),
-                }
-            )
-
-    def forward(
-        self, cohort: Cohort, draws: Draws | None = None, known: Message | None = None
-    ) -> WithLatent:
-        """`known` is what `FedHERO.begin` computed for the round; without it all is found anew."""
-        method, known = self.method, known or {}
-        found = {n.removeprefix(NEAR): t for n, t in known.items() if n.startswith(NEAR)}
-        near, score = self.learner(cohort, method.k, Neighbours(**found) if found else None)
-        latent = LatentGraph(near, method.weigh(score, near, known.get(NOISE)), cohort.segments)
-        forward = self._plain if method.plain else self._jumping
-        output = WithLatent(*forward(cohort, latent, draws))
-        output.latent = latent
-        return output
-
-    def _mixed(self, z: Tensor | SparseMatrix, layer: int, cohort: Cohort, near: Cohort) -> Tensor:
-        """alpha f_loc(z, A) + (1 - alpha) f_g(z, Ã), Eq. (5)."""
-        # Without the dual channel one GNN is given both graphs.
-        local_convs = self.local_convs if self.method.dual_channel else self.global_convs
-        given: Tensor = local_convs[layer](z, cohort)
-        other: Tensor = self.global_convs[layer](z, near)
-        return torch.lerp(other, given, self.method.alpha)
-
-    def _jumping(
-        self, cohort: Cohort, latent: LatentGraph, draws: Draws | None
-    ) -> tuple[Tensor, Tensor]:
-        near = cast("Cohort", latent)
-        x = self.drop_input(cohort, draws)
-        z = self.drop(self.projection(x, cohort).relu(), cohort, draws)  # Z^0 = f_0(X)
-        outputs = [z]
-        for layer in range(len(self.global_convs)):
-            z = self.drop(self._mixed(z, layer, cohort, near).relu(), cohort, draws)
-            outputs.append(z)
-        embedding = torch.cat(outputs, dim=1)
-        # f_c(concat(X, Z^0, …, Z^L)), Eq. (6): a product for X, which may be sparse, and one more.
-        logits = self.classifier["ego"](x, cohort) + self.classifier["layers"](embedding, cohort)
-        return logits, embedding
-
-    def _plain(
-        self, cohort: Cohort, latent: LatentGraph, draws: Draws | None
-    ) -> tuple[Tensor, Tensor]:
-        near = cast("Cohort", latent)
-        z: Tensor | SparseMatrix = self.drop_input(cohort, draws)
-        embedding, last = None, len(self.global_convs) - 1
-        for layer in range(last):
-            embedding = self._mixed(z, layer, cohort, near).relu()
-            z = self.drop(embedding, cohort, draws)
-        logits = self._mixed(z, last, cohort, near)
-        return logits, logits if embedding is None else embedding
-
-    def is_classifier(self, parameter: str) -> bool:
-        last = f"_convs.{len(self.global_convs) - 1}."
-        return last in parameter if self.method.plain else parameter.startswith("classifier.")
-
-
-def _local_conv(
-    kind: str, inputs: int, outputs: int, heads: int, usual: type[nn.Module]
-) -> nn.Module:
-    if kind == "mlp":
-        return Linear(inputs, outputs)
-    if kind != "gat":
-        return usual(inputs, outputs)
-    if outputs % heads:
-        raise ValueError(f"gat: hidden ({outputs}) must be a multiple of heads ({heads})")
-    return GATConv(inputs, outputs // heads, heads, average=False)
+NEAR, NOISE, DISTANCE = "neighbours/", "noise", "distance"  # constants of a round
+LEARNER = "learner."
 
 
 @register(
@@ -140,14 +49,15 @@ def _local_conv(
 class FedHERO(FedAvg):
     """Z^l = relu(alpha f_loc(Z^(l-1), A) + (1-alpha) f_g(Z^(l-1), Ã)), Ã from a shared learner.
 
-    Ã joins each node to the k others that a learned similarity puts first. As printed, Eq. (4)
-    makes Ã binary, which leaves the learner without a gradient: here an edge's weight is its
-    similarity, negative ones cut off, or one with the similarity's gradient (`weights`). A node is
-    never among its own k; convolutions add it with weight one and normalise by row.
+    Ã connects each node to the k others that are most similar by a learned similarity. As printed,
+    Eq. (4) makes Ã binary, which leaves the learner without a gradient. Here an edge's weight is
+    its similarity, or 0 if that is negative, or 1 with the similarity's gradient (`weights`). A
+    node is never its own neighbour: convolutions add it with weight one and normalise by row.
 
-    The method brings its own network; the backbone's name chooses its convolutions. By default
-    that is the backbone itself, twice, all of it travels, and Ã joins the five nearest by cosine;
-    in the paper f_g and Ã's learner travel, and Ã has twenty by weighted cosines.
+    The backbone's name chooses the convolutions: gcn, sage and acm-gcn serve both channels, gat and
+    mlp are local channels beside a GCN on the latent graph. By default the network is the
+    backbone itself, twice, all parameters are shared, and Ã connects the five nearest by cosine.
+    In the paper f_g and the learner are shared, and Ã connects twenty by weighted cosines.
     """
 
     evaluated = "personal"
@@ -167,12 +77,12 @@ class FedHERO(FedAvg):
     scale: str = parameter(
         "edges",
         "what the two terms are divided by: the client's latent edges, its pairs of nodes, or "
-        "nothing (sums that outgrow the mean cross-entropy)",
+        "nothing (sums, which grow with the graph unlike the mean cross-entropy)",
         choices=("edges", "pairs", "nothing"),
         paper="nothing",
     )
     unit_features: bool = parameter(
-        True, "whether the smoothness compares features of length one", paper=False
+        True, "whether the smoothness compares features of unit length", paper=False
     )
     learner: str = parameter(
         "cosine",
@@ -183,7 +93,7 @@ class FedHERO(FedAvg):
     latent: str = parameter(
         "topk",
         "whether the k nearest are the latent edges, or each of them with its similarity as "
-        "probability (the paper's second form at k = all nodes); scored at the mean",
+        "probability (the paper's second form at k = all nodes); evaluated at the mean",
         choices=("topk", "bernoulli"),
     )
     weights: str = parameter(
@@ -193,7 +103,7 @@ class FedHERO(FedAvg):
     )
     refresh: str = parameter(
         "round",
-        "when neighbours are searched anew; their similarities follow the learner at every step",
+        "when neighbours are searched; their similarities are computed at every step",
         choices=("round", "step"),
     )
     plain: bool = parameter(
@@ -207,13 +117,13 @@ class FedHERO(FedAvg):
     )
     share: str = parameter(
         "all",
-        "what travels: learner and latent convolutions (global), nothing, everything, or the task "
-        "model (projection, local convolutions, classifier)",
+        "what is shared: learner and latent convolutions (global), nothing, everything, or the "
+        "task model (projection, local convolutions, classifier)",
         choices=("global", "none", "all", "task"),
         paper="global",
     )
     share_projection: bool = parameter(
-        False, "whether the projection f_0 travels with the global channel", symbol="f_0"
+        False, "whether the projection f_0 is shared with the global channel", symbol="f_0"
     )
 
     def __post_init__(self) -> None:
@@ -223,17 +133,33 @@ class FedHERO(FedAvg):
         if not 0 <= self.alpha <= 1:
             raise UserError(f"fedhero: 'alpha' must be between 0 and 1, not {self.alpha}")
 
-    # At the clients --------------------------------------------------------------------------
+    # The network -----------------------------------------------------------------------------
 
-    def whole_graph(self) -> str:
-        return "latent neighbours are searched among all nodes"
+    def supported_backbones(self) -> Sequence[str]:
+        return tuple(CONVOLUTIONS)
 
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
-        if backbone not in BACKBONES:
-            raise unknown("backbone", backbone, BACKBONES)
+        if backbone not in CONVOLUTIONS:
+            raise ValueError(f"fedhero has no convolutions of '{backbone}'")
+        network = PlainDualChannel if self.plain else JumpingDualChannel
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return DualChannel(backbone, shape, self)
+            return network(
+                backbone,
+                shape,
+                LEARNERS[self.learner](shape.features, self.width, self.comparisons),
+                k=self.k,
+                alpha=self.alpha,
+                weigh=self.weigh,
+                dual=self.dual_channel,
+            )
+
+    @property
+    def weigh(self) -> Weigh:
+        """How similarities become the weights of Ã."""
+        if self.latent == "bernoulli":
+            return bernoulli_weights
+        return binary_weights if self.weights == "one" else similarity_weights
 
     def shares(self, network: Backbone, parameter: str) -> bool:
         part = parameter.split(".")[0]
@@ -246,39 +172,57 @@ class FedHERO(FedAvg):
             return part in ("projection", "local_convs", "classifier") or shared_gnn
         return self.share == "all"
 
-    def weigh(self, score: Tensor, near: Neighbours, noise: Tensor | None) -> Tensor:
-        """Ã at the neighbours, from their similarities; zero where there is no neighbour."""
-        if self.latent == "bernoulli":
-            chance = score.clamp(0, 1)
-            if noise is None:  # no draws in evaluation: the mean of the samples
-                return chance
-            return (noise < chance).to(score.dtype) + (chance - chance.detach())
-        if self.weights == "one":
-            return near.filled.to(score.dtype) + (score - score.detach())
-        return score.relu()
+    # What travels ----------------------------------------------------------------------------
 
-    def begin(self, local: Local) -> Message:
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        return () if self.share == "none" else super().uploads(sizes)
+
+    def downloads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        return () if self.share == "none" else super().downloads(sizes)
+
+    # At the clients --------------------------------------------------------------------------
+
+    def needs_whole_graph(self) -> str:
+        return "latent neighbours are searched among all nodes"
+
+    def prepare_round(self, local: Local) -> Message:
+        """Draw the round's noise and search the neighbours of the round, if they are needed."""
         cohort, constants = local.cohort, {}
         if self.latent == "bernoulli" and local.draws is not None:
             noise = local.draws.uniform(self.k, cohort.segments.pointers)
             constants[NOISE] = noise[:, : width_of(cohort.segments, self.k)].to(cohort.dtype)
         if self.refresh == "round":
-            near = self._search(local)
+            near = self.search(local)
             constants |= {NEAR + field.name: getattr(near, field.name) for field in fields(near)}
-            constants[DISTANCE] = self._distances(cohort, near)
+            constants[DISTANCE] = self.distances(cohort, near)
         return constants
 
+    def search(self, local: Local) -> Neighbours:
+        """Search the k nearest nodes of every node by the learner's similarity, Eq. (3)."""
+        network = local.network
+        assert isinstance(network, DualChannel)
+        own = {n.removeprefix(LEARNER): p for n, p in local.params.items() if n.startswith(LEARNER)}
+        with torch.no_grad():
+            found: tuple[Neighbours, None] = functional_call(
+                network.learner, own, (local.cohort, self.k), {"scored": False}
+            )
+        return found[0]
+
     def loss(self, local: Local) -> Tensor:
-        arguments = (local.cohort, local.draws, local.constants)
+        """Compute the cross-entropy plus the regulariser of the latent graph."""
+        constants = local.constants
+        known = {n.removeprefix(NEAR): t for n, t in constants.items() if n.startswith(NEAR)}
+        near = Neighbours(**known) if known else None
+        arguments = (local.cohort, local.draws, near, constants.get(NOISE))
         output: WithLatent = functional_call(local.network, local.params, arguments)
         return local.cross_entropy(output.logits) + self.regulariser(local, output.latent)
 
     def regulariser(self, local: Local, latent: LatentGraph) -> Tensor:
-        """Eq. (7): lambda sum_uv Ã_uv ||x_u - x_v||^2 + mu ||Ã||_F^2, scaled, `[K]`."""
+        """Compute lambda sum_uv Ã_uv ||x_u - x_v||^2 + mu ||Ã||_F^2, Eq. (7), scaled, `[K]`."""
         cohort = local.cohort
         distance = local.constants.get(DISTANCE)
         if distance is None:
-            distance = self._distances(cohort, latent.neighbours)
+            distance = self.distances(cohort, latent.neighbours)
         terms = latent.weight * (self.smoothness * distance + self.degree * latent.weight)
         total = cohort.segments.sum(terms.sum(dim=1))
         if self.scale == "edges":
@@ -288,27 +232,16 @@ class FedHERO(FedAvg):
             return total / cohort.segments.counts.to(total.dtype).square()
         return total
 
+    def distances(self, graph: StackedGraph, near: Neighbours) -> Tensor:
+        """Compute ||x_u - x_v||^2 of nodes and their neighbours, `[N, k]`."""
+        between = graph.cached(
+            ("feature distances", self.unit_features),
+            lambda whole: FeatureDistances(whole.x, whole.segments, unit=self.unit_features),
+        )
+        return between(near.index)
+
     def upload(self, local: Local) -> Message:
         return {} if self.share == "none" else super().upload(local)
-
-    def _search(self, local: Local) -> Neighbours:
-        network = local.network
-        assert isinstance(network, DualChannel)
-        prefix = "learner."
-        own = {n.removeprefix(prefix): p for n, p in local.params.items() if n.startswith(prefix)}
-        with torch.no_grad():
-            near, _ = functional_call(
-                network.learner, own, (local.cohort, self.k), {"scored": False}
-            )
-        found: Neighbours = near
-        return found
-
-    def _distances(self, cohort: Cohort, near: Neighbours) -> Tensor:
-        distances = cohort.once(
-            ("feature distances", self.unit_features),
-            lambda c: FeatureDistances(c.x, c.segments, unit=self.unit_features),
-        )
-        return distances(near.index)
 
     # At the server ---------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
-"""FedSPA: neighbours of the same and of another class pass through channels of their own, and the
-server favours clients whose homophily is near the federation's."""
+"""FedSPA: separate channels for neighbours of the same and of other classes, and aggregation that
+favours clients whose homophily is near the federation's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,13 +12,26 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from polyphily.core.cohort import Cohort
-from polyphily.core.local import Local, Message, as_model
-from polyphily.core.method import State, Uploads, parameter, register
+from polyphily.core.cohort import Cohort, TrainingGraph
+from polyphily.core.local import Local
+from polyphily.core.messages import (
+    Declared,
+    Individually,
+    Message,
+    Role,
+    Sizes,
+    State,
+    Uploads,
+    as_model,
+    model,
+    statistic,
+)
+from polyphily.core.method import parameter, register
 from polyphily.errors import UserError
 from polyphily.graphs.graph import UNLABELLED
 from polyphily.heterogeneity.spectral import Laplacian, high_frequency_area
 from polyphily.methods.fedavg import WEIGHT, FedAvg
+from polyphily.methods.fedspa.edges import edge_kinds
 from polyphily.methods.fedspa.network import (
     CHANNELS,
     ACMDecoupledConv,
@@ -26,9 +39,9 @@ from polyphily.methods.fedspa.network import (
     Decoupled,
     PlainDecoupledConv,
     channel_of,
-    edge_kinds,
 )
-from polyphily.nn.backbones import BACKBONES, Backbone, Output, Shape
+from polyphily.methods.fedspa.weights import bias_weights
+from polyphily.nn.backbones import Backbone, Output, Shape
 from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
 
@@ -48,16 +61,15 @@ class FedSPA(FedAvg):
     of each kind, theta_unk = alpha_v theta_hom + (1 - alpha_v) theta_het, alpha_v =
     sigmoid(phi(z_v)).
     HBDA (equations 7 to 12): weights exp(-gamma), gamma the min-max normalised deviation from the
-    federation: of the high-frequency area for the harmoniser and whatever neither channel owns, of
-    the diagonal Fisher information for each channel.
+    federation: of the high-frequency area for the harmoniser and all else that neither channel
+    owns, of the diagonal Fisher information for each channel.
 
-    The network is the paper's, SFPD in ACM-GCN, whatever the backbone's name, but for two: "gcn"
-    and "sage" are equation 6 alone, with that backbone's normalisation. Without `sfpd` it is the
-    plain backbone of that name; without all three parts this is FedAvg.
+    The paper's network is SFPD in ACM-GCN (`acm-gcn`). With `gcn` and `sage` it is equation 6
+    alone, with that backbone's normalisation. Without `sfpd` it is the plain backbone; without all
+    three parts this is FedAvg.
     """
 
     backbone = "acm-gcn"
-    averaged = "the server weighs each client by how far its homophily is from the others'"
 
     sfpd: bool = parameter(True, "separate channels for homophilic and heterophilic neighbours")
     prior: bool = parameter(
@@ -68,8 +80,8 @@ class FedSPA(FedAvg):
     )
     form: str = parameter(
         "paper",
-        "what the channels own: weight matrices as the paper writes, or attention vectors as the "
-        "authors' code has it (in ACM-GCN only)",
+        "what the channels own: weight matrices as in the paper, or attention vectors as in the "
+        "authors' code (acm-gcn only)",
         choices=("paper", "code"),
     )
     normalise: str = parameter(
@@ -80,17 +92,17 @@ class FedSPA(FedAvg):
     )
     hidden_share: float = parameter(
         0.5,
-        "share of train nodes whose labels each step hides from the network and takes the loss on: "
-        "else train nodes' edges tell them their labels, and test nodes' do not",
+        "share of train nodes whose labels each step hides from the network and computes the loss "
+        "on: otherwise the kinds of edges reveal the labels of train nodes, but not of test nodes",
         paper=0.0,
     )
     tied: bool = parameter(
-        False, "all channels start equal: the network starts as the backbone (the paper is silent)"
+        False, "whether all channels start equal, as the backbone (not stated in the paper)"
     )
     channel_lr: float = parameter(
         2.0,
-        "factor on the channels' gradients, their learning-rate factor under SGD: the two share "
-        "the step on unknown edges; Adam's steps do not depend on it",
+        "factor on the channels' gradients under SGD, because the two share the step on unknown "
+        "edges; Adam's steps do not depend on it",
         paper=1.0,
     )
     laplacian: str = parameter(
@@ -104,34 +116,68 @@ class FedSPA(FedAvg):
         if not 0 <= self.hidden_share <= 1:
             raise UserError(f"fedspa: 'hidden_share' is from 0 to 1, not {self.hidden_share}")
 
-    # At the clients --------------------------------------------------------------------------
+    # The network -----------------------------------------------------------------------------
 
-    def whole_graph(self) -> str | None:
+    def supported_backbones(self) -> Sequence[str]:
         if not self.sfpd:
-            return None
-        return "the channels' Fisher information is that of all train nodes (without: sfpd=off)"
+            return super().supported_backbones()
+        return ("acm-gcn",) if self.form == "code" else ("acm-gcn", "gcn", "sage")
 
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
-        if not self.sfpd or backbone not in BACKBONES:  # an unknown name is refused there
+        if not self.sfpd:
             return super().build(backbone, shape, seed)
+        if backbone not in self.supported_backbones():
+            raise ValueError(f"fedspa has no SFPD in '{backbone}'")
 
         def layer(inputs: int, outputs: int) -> torch.nn.Module:
             if self.form == "code":
                 return AttentionDecoupledConv(inputs, outputs, self.normalise, self.tied)
-            if backbone in ("gcn", "sage"):
-                usual = "gcn" if backbone == "gcn" else "mean"
-                chosen = usual if self.normalise == "mean" else "sum"
-                return PlainDecoupledConv(inputs, outputs, chosen, self.tied)
-            return ACMDecoupledConv(inputs, outputs, self.normalise, self.tied)
+            if backbone == "acm-gcn":
+                return ACMDecoupledConv(inputs, outputs, self.normalise, self.tied)
+            usual = "gcn" if backbone == "gcn" else "mean"
+            chosen = usual if self.normalise == "mean" else "sum"
+            return PlainDecoupledConv(inputs, outputs, chosen, self.tied)
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return Decoupled(shape, layer)
+            return Decoupled(backbone, shape, layer)
 
-    def remember(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
+    # What travels ----------------------------------------------------------------------------
+
+    def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
+        by_fisher = self.posterior and self.sfpd
+        if not (self.prior or by_fisher):  # the server computes FedAvg's mean
+            return super().uploads(sizes)
+        alone = Individually(
+            "the server weighs each client by how far its homophily is from the others'"
+        )
+        sent = [replace(declared, server=alone) for declared in super().uploads(sizes)]
+        if self.prior:
+            sent.append(statistic(AREA, (), alone, meaning="high-frequency area of the features"))
+        if by_fisher:
+            fisher = model(
+                sizes,
+                alone,
+                prefix=FISHER,
+                only=[name for name in sizes.parameters if channel_of(name)],
+                role=Role.STATISTIC,
+                meaning="diagonal Fisher information of the channels",
+            )
+            sent.append(fisher)
+        return tuple(sent)
+
+    # At the clients --------------------------------------------------------------------------
+
+    def needs_whole_graph(self) -> str | None:
+        if not self.sfpd:
+            return None
+        return "the channels' Fisher information is that of all train nodes (without: sfpd=off)"
+
+    def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
         if not self.prior:
             return {}
-        kind = cast(Laplacian, self.laplacian)
+        combinatorial = self.laplacian == "combinatorial"
+        kind: Laplacian = "combinatorial" if combinatorial else "symmetric"
         areas = [high_frequency_area(graph, kind) for graph in cohort.graphs]  # equation 7
         return {AREA: torch.tensor(areas, dtype=cohort.dtype, device=cohort.device)}
 
@@ -150,9 +196,11 @@ class FedSPA(FedAvg):
         count = cohort.train_segments.sum(hidden.to(cohort.dtype))
         return cohort.train_segments.sum(losses) / count.clamp(min=1)
 
-    def hides(self, cohort: Cohort, draws: Draws) -> Tensor:
-        """Which train nodes hide their labels in this step: the given share of each client's, one
-        at least, those that draw the lowest numbers."""
+    def hides(self, cohort: TrainingGraph, draws: Draws) -> Tensor:
+        """Draw the train nodes that hide their labels in this step, as a mask of train nodes.
+
+        These are a given share of each client's train nodes, and at least one.
+        """
         segments = cohort.train_segments
         lots = draws.uniform(1, segments.pointers).squeeze(1)
         order = (lots + segments.owner).argsort()  # client by client, as the nodes are
@@ -162,7 +210,7 @@ class FedSPA(FedAvg):
         rank = torch.arange(len(order), device=order.device) - starts
         return torch.empty_like(quota, dtype=torch.bool).index_put((order,), rank < quota)
 
-    def correct(self, local: Local, grads: Message) -> Message:
+    def correct_gradients(self, local: Local, grads: Message) -> Message:
         if local.optimizer.kind != "sgd":  # Adam divides the factor out again
             return grads
         return {n: g * self.channel_lr if channel_of(n) else g for n, g in grads.items()}
@@ -176,9 +224,9 @@ class FedSPA(FedAvg):
         return message
 
     def fisher(self, local: Local) -> Message:
-        """The diagonal of each client's Fisher information, for the channels' parameters.
+        """Compute the diagonal of each client's Fisher information for the channels' parameters.
 
-        Equations 3 and 14 with the one graph a client has: the squared gradient of
+        Equations 3 and 14 for the one graph that a client has: the squared gradient of
         log p(G | theta), the mean log-likelihood of its train nodes' labels. Dropout is off, no
         label is hidden.
         """
@@ -212,20 +260,3 @@ class FedSPA(FedAvg):
             owned = {n: t for n, t in uploads.model.items() if channel_of(n) == owner}
             after |= as_model(uploads.mean(owned, weight))
         return after
-
-
-def bias_weights(values: Tensor, nodes: Tensor) -> Tensor:
-    """Weights of the clients that answered, by how far `values` `[K, m]` are from the federation's.
-
-    Deviation d_i = mean_j |values_ij - sum_k (N_k / N) values_kj| (equations 8 and 11), gamma_i =
-    (d_i - min d) / (max d - min d) (9), weight_i = exp(-gamma_i) / sum_k exp(-gamma_k) (10, 12).
-    Where all deviations are equal, up to rounding, gamma is 0 and the weights are uniform: two
-    clients of one size always deviate equally, and rounding must not choose between them.
-    """
-    globe = (nodes / nodes.sum()).to(values.dtype) @ values
-    deviation = (values - globe).abs().mean(dim=1)
-    low, high = deviation.aminmax()
-    rounding = 100 * torch.finfo(values.dtype).eps * values.abs().mean(dim=1).amax()
-    spread = high - low
-    gamma = torch.where(spread > rounding, (deviation - low) / spread, 0)
-    return torch.softmax(-gamma, dim=0)

@@ -1,6 +1,6 @@
 """Spectra of similarity graphs: nearest neighbours by cosine, and the Laplacian's extremes.
 
-Rows of several clients are handled together, each client's graph by itself.
+Rows of several clients are processed together. Each client has a graph of its own.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from polyphily.nn.segments import Segments
 
 DENSE_CPU, DENSE_GPU = 256, 4096  # rows of a client up to which a dense eigensolver is faster
 BATCH = 1 << 24  # entries of dense Laplacians, or of a block of similarities, held at a time
-ZERO = 1e-6  # a row shorter than this has no direction
+ZERO = 1e-6  # norm below which a row counts as zero
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows scaled to length one; cosines are products of such rows. A row of zeros stays."""
+    """Scale rows to unit length, so that their products are cosines; zero rows stay zero."""
     return F.normalize(x, dim=-1, eps=ZERO)
 
 
 @torch.no_grad()
 def extremes(x: Tensor, rows: Segments, neighbours: int, count: int, tie_break: float) -> Tensor:
-    """Eigenvectors of each client's similarity Laplacian: `count` smallest, then `count` largest.
+    """Compute eigenvectors of each client's similarity Laplacian at both ends of the spectrum.
 
-    S_uv = cos(x_u, x_v) where v is among the nearest `neighbours` of u, made symmetric by the mean
-    of S and its transpose; negative cosines are no similarity and count as zero. L = D - S.
+    S_uv = cos(x_u, x_v) if v is among the nearest `neighbours` of u, made symmetric by the mean of
+    S and its transpose; negative cosines count as zero. L = D - S.
 
-    Equal eigenvalues (every component of the graph adds a zero) leave their eigenvectors to chance.
-    `tie_break` times a fixed slope over the rows is added to L's diagonal: eigenvectors of a pair
-    of graphs then come in the same order, and rounding errors do not turn them.
+    Equal eigenvalues (every component of the graph adds a zero) leave their eigenvectors
+    undetermined. `tie_break` times a fixed slope over the rows is added to L's diagonal:
+    eigenvectors of a pair of graphs then come in the same order, and rounding errors do not rotate
+    them.
 
     Args:
         x: features of the clients' rows, `[rows, features]`.
-        rows: which row is whose.
+        rows: the rows of each client.
         neighbours: of each row.
         count: eigenvectors at each end.
         tie_break: small against the eigenvalues; 0 leaves L as it is.
 
     Returns:
-        `[rows, 2·count]`: unit vectors over each client's rows, by ascending eigenvalue within each
-        half; columns that a client has too few rows for are zero.
+        `[rows, 2·count]`: the `count` smallest, then the `count` largest. They are unit vectors
+        over each client's rows, by ascending eigenvalue within each half. Columns that a client
+        has too few rows for are zero.
     """
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("eigenvectors are not found without the host")
+        raise RuntimeError("eigenvectors are computed on the host")
     found = x.new_zeros(len(x) + 1, 2 * count)  # the last row takes the padding
     directions = torch.cat([unit(x), x.new_zeros(1, x.shape[1])])
     sizes = rows.counts
@@ -65,7 +67,7 @@ def extremes(x: Tensor, rows: Segments, neighbours: int, count: int, tie_break: 
 
 
 def projections(x: Tensor, basis: Tensor, rows: Segments) -> Tensor:
-    """Each client's basis^T x, `[clients, vectors, features]`; gradients reach `x`."""
+    """Compute each client's basis^T x, `[clients, vectors, features]`; gradients reach `x`."""
     padded, turned = F.pad(x, (0, 0, 0, 1)), F.pad(basis, (0, 0, 0, 1))
     buckets, _ = rows.buckets
     parts = [
@@ -80,7 +82,7 @@ def projections(x: Tensor, basis: Tensor, rows: Segments) -> Tensor:
 
 
 def _groups(rows: Segments, limit: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """(padded rows, clients) of clients that are solved together; no clients: one large client."""
+    """Yield (padded rows, clients) that are solved together; (rows, None) for a large client."""
     buckets, _ = rows.buckets
     for bucket in buckets:
         gather = bucket.gather.view(-1, bucket.size)
@@ -94,26 +96,26 @@ def _groups(rows: Segments, limit: int) -> Iterator[tuple[Tensor, Tensor | None]
 
 
 def _slope(index: Tensor, size: Tensor) -> Tensor:
-    """Values in (0, 1] over a client's rows, whose means over sets of rows hardly ever agree."""
+    """Return values in (0, 1] over a client's rows whose means over sets of rows differ."""
     return ((index + 1) / size).sqrt()
 
 
 def _nearest(similarity: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
-    """Cosines and columns of the largest entries of each row; the earlier column wins a tie."""
+    """Return cosines and columns of each row's largest entries; ties go to the earlier column."""
     columns = similarity.shape[-1]
     order = torch.linspace(0, 1, columns, device=similarity.device, dtype=similarity.dtype)
-    tie = 512 * torch.finfo(similarity.dtype).eps * order  # above rounding, below what matters
+    tie = 512 * torch.finfo(similarity.dtype).eps * order  # above rounding, below differences
     column = (similarity - tie).topk(min(neighbours, columns), dim=-1).indices
     return similarity.gather(-1, column).clamp(min=0), column
 
 
 def _dense(x: Tensor, sizes: Tensor, neighbours: int, count: int, tie_break: float) -> Tensor:
-    """`extremes` of a batch of padded clients, `[clients, rows, features]`."""
+    """Compute `extremes` of a batch of padded clients, `[clients, rows, features]`."""
     clients, size, _ = x.shape
     index = torch.arange(size, device=x.device)
     absent = index >= sizes.unsqueeze(1)
     cosine = x @ x.transpose(1, 2)
-    cosine.diagonal(dim1=1, dim2=2).fill_(-2)  # never its own neighbour
+    cosine.diagonal(dim1=1, dim2=2).fill_(-2)  # no row is its own neighbour
     cosine.masked_fill_(absent.unsqueeze(1), -2)
     value, column = _nearest(cosine, neighbours)
     value.masked_fill_(absent.unsqueeze(2), 0)
@@ -137,8 +139,10 @@ def _dense(x: Tensor, sizes: Tensor, neighbours: int, count: int, tie_break: flo
 
 
 def _eigenvectors(matrices: Tensor) -> Tensor:
-    """Of a batch of symmetric matrices. A GPU solves one after the other, and slowly; the cores of
-    the host share them out."""
+    """Compute the eigenvectors of a batch of symmetric matrices.
+
+    A GPU solves them slowly, one after the other. The cores of the host solve them in parallel.
+    """
     if not matrices.is_cuda:
         alone: Tensor = torch.linalg.eigh(matrices).eigenvectors
         return alone
@@ -148,7 +152,7 @@ def _eigenvectors(matrices: Tensor) -> Tensor:
 
 
 def _sparse(x: Tensor, neighbours: int, count: int, tie_break: float) -> Tensor:
-    """`extremes` of one large client: similarities by blocks of rows, then Lanczos on the host."""
+    """Compute `extremes` of one large client: similarities by blocks, then Lanczos on the host."""
     size = len(x)
     block = max(1, BATCH // size)
     values, columns = [], []
@@ -167,7 +171,7 @@ def _sparse(x: Tensor, neighbours: int, count: int, tie_break: float) -> Tensor:
     index = torch.arange(size)
     slope = tie_break * _slope(index, torch.tensor(float(size))).double().numpy()
     laplacian = sp.csc_array(sp.diags_array(weights.sum(axis=1) + slope) - weights)
-    start_vector = np.cos(np.arange(size) ** 2)  # anything fixed, and along no eigenvector
+    start_vector = np.cos(np.arange(size) ** 2)  # any fixed vector that is no eigenvector
     ends = [
         _lanczos(laplacian, count, start_vector, sigma=-0.01, which="LM"),
         _lanczos(laplacian, count, start_vector, which="LA"),
@@ -176,7 +180,7 @@ def _sparse(x: Tensor, neighbours: int, count: int, tie_break: float) -> Tensor:
 
 
 def _lanczos(laplacian: sp.csc_array, count: int, start: np.ndarray, **end: object) -> np.ndarray:
-    """Eigenvectors at one end, by ascending eigenvalue; zero columns where none was found."""
+    """Compute eigenvectors at one end, by ascending eigenvalue; zero columns if not converged."""
     try:
         values, vectors = scipy.sparse.linalg.eigsh(
             laplacian, count, v0=start, tol=1e-6, maxiter=6000, **end

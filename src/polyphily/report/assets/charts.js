@@ -1,12 +1,12 @@
 "use strict";
-// Draws the figures of a page from the numbers in it. A figure has choices and, for every
-// combination of them, a panel; a kind of chart is a function (panel, width, colours) -> svg.
+// Draws the figures of a page from the numbers embedded in it. A figure has choices and a panel for
+// every combination of their options. A type of chart is a function (panel, width, colours) -> svg.
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
-const BETWEEN = "|", FONT = 12, COLOURS = 8, PAPER = 660;
+const SEPARATOR = "|", FONT = 12, COLOURS = 8, PRINT_WIDTH = 660;
 const SVG = "http://www.w3.org/2000/svg";
 
-// Small tools ------------------------------------------------------------------------------------
+// Helpers ----------------------------------------------------------------------------------------
 
 function node(tag, attributes = {}, ...children) {
   const made = document.createElementNS(SVG, tag);
@@ -24,13 +24,13 @@ function html(tag, attributes = {}, ...children) {
   return made;
 }
 
-const pen = document.createElement("canvas").getContext("2d");
+const measuring = document.createElement("canvas").getContext("2d");
 function widthOf(text, size = FONT, weight = 400) {
-  pen.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
-  return pen.measureText(text).width;
+  measuring.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return measuring.measureText(text).width;
 }
 
-// The middle of a long name is left out: names differ at their ends.
+// Cut out the middle of a long name, since names tend to differ at their ends.
 function shorten(text, room) {
   if (widthOf(text) <= room) return text;
   for (let kept = text.length - 2; kept > 1; kept--) {
@@ -48,9 +48,9 @@ function palette() {
   return {
     ink: read("ink"), soft: read("soft"), grid: read("grid"), rule: read("rule"),
     card: read("card"), faint: read("faint"),
-    of: (slot) => series[slot % COLOURS],
+    line: (slot) => series[slot % COLOURS],
     dash: (slot) => [null, "6 3", "2 3", "8 3 2 3"][Math.floor(slot / COLOURS) % 4],
-    // More classes than colours: later rounds through the palette fade towards the card.
+    // If there are more classes than colours, colours repeat, paler each time.
     fill: (slot) => blend(rgb(series[slot % COLOURS]), rgb(read("card")),
       [0, 0.4, 0.65, 0.8][Math.min(Math.floor(slot / COLOURS), 3)]),
     ramp: (share) => {
@@ -106,7 +106,7 @@ function canvas(width, height) {
   return node("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
 }
 
-// Names in colour above a chart; gives the height they take.
+// Draw a legend above a chart and return its height.
 function legend(svg, series, width, colours, mark = "dot") {
   if (series.length < 2) return 0;
   let x = 0, y = 10;
@@ -115,9 +115,9 @@ function legend(svg, series, width, colours, mark = "dot") {
     if (x + step - 16 > width && x > 0) { x = 0; y += 19; }
     const g = node("g", {});
     if (mark === "line") {
-      g.append(node("line", { x1: x, x2: x + 14, y1: y, y2: y, stroke: colours.of(slot), "stroke-width": 2.5, "stroke-dasharray": colours.dash(slot) }));
+      g.append(node("line", { x1: x, x2: x + 14, y1: y, y2: y, stroke: colours.line(slot), "stroke-width": 2.5, "stroke-dasharray": colours.dash(slot) }));
     } else {
-      g.append(node("rect", { x: x + 2, y: y - 5, width: 10, height: 10, rx: mark === "dot" ? 5 : 2, fill: mark === "dot" ? colours.of(slot) : colours.fill(slot) }));
+      g.append(node("rect", { x: x + 2, y: y - 5, width: 10, height: 10, rx: mark === "dot" ? 5 : 2, fill: mark === "dot" ? colours.line(slot) : colours.fill(slot) }));
     }
     g.append(text(x + 18, y + 4, words, colours.ink));
     svg.append(g);
@@ -150,8 +150,8 @@ function range(values, pad = 0.04) {
   return [low - more, high + more];
 }
 
-// Labels one below the other, as close as possible to where they belong.
-function apart(places, gap, low, high) {
+// Move labels apart vertically, as little as needed to keep them `gap` pixels apart.
+function spreadLabels(places, gap, low, high) {
   const order = places.map((_, i) => i).sort((a, b) => places[a] - places[b]);
   const found = [...places];
   let last = -Infinity;
@@ -178,20 +178,20 @@ function lines(panel, width, colours, tip) {
   const x = { to: scale(least, most, box.left, box.right), ticks: ticks(least, most, (box.right - box.left) / 90).filter((t) => panel.x !== "rounds" || Number.isInteger(t)) };
   const y = { to: scale(low, high, box.bottom, box.top), ticks: ticks(low, high, (box.bottom - box.top) / 50) };
   frame(svg, box, x, y, panel, colours);
-  const ends = apart(series.map((s) => y.to(s.y.at(-1)) + 4), 15, box.top, box.bottom);
+  const ends = spreadLabels(series.map((s) => y.to(s.y.at(-1)) + 4), 15, box.top, box.bottom);
   series.forEach((s, i) => {
     const path = (ys) => s.x.map((v, k) => `${x.to(v).toFixed(1)},${y.to(ys[k]).toFixed(1)}`);
     if (s.lo) {
-      svg.append(node("path", { d: `M${path(s.hi).join("L")}L${path(s.lo).reverse().join("L")}Z`, fill: colours.of(s.slot), opacity: 0.14, class: "band" }));
+      svg.append(node("path", { d: `M${path(s.hi).join("L")}L${path(s.lo).reverse().join("L")}Z`, fill: colours.line(s.slot), opacity: 0.14, class: "band" }));
     }
-    svg.append(node("path", { d: `M${path(s.y).join("L")}`, fill: "none", stroke: colours.of(s.slot), "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": colours.dash(s.slot), class: "mark" }));
-    if (s.x.length === 1) svg.append(node("circle", { cx: x.to(s.x[0]), cy: y.to(s.y[0]), r: 3.5, fill: colours.of(s.slot) }));
+    svg.append(node("path", { d: `M${path(s.y).join("L")}`, fill: "none", stroke: colours.line(s.slot), "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": colours.dash(s.slot), class: "mark" }));
+    if (s.x.length === 1) svg.append(node("circle", { cx: x.to(s.x[0]), cy: y.to(s.y[0]), r: 3.5, fill: colours.line(s.slot) }));
     if (!narrow) {
       const at = x.to(s.x.at(-1));
       if (Math.abs(at - box.right) > 2 || Math.abs(ends[i] - 4 - y.to(s.y.at(-1))) > 6) {
-        svg.append(node("path", { d: `M${at + 2},${y.to(s.y.at(-1))}L${box.right + 5},${ends[i] - 4}`, stroke: colours.of(s.slot), "stroke-width": 0.7, opacity: 0.6, fill: "none" }));
+        svg.append(node("path", { d: `M${at + 2},${y.to(s.y.at(-1))}L${box.right + 5},${ends[i] - 4}`, stroke: colours.line(s.slot), "stroke-width": 0.7, opacity: 0.6, fill: "none" }));
       }
-      svg.append(text(box.right + 8, ends[i], names[i], colours.of(s.slot), { "font-weight": 600 }));
+      svg.append(text(box.right + 8, ends[i], names[i], colours.line(s.slot), { "font-weight": 600 }));
     }
   });
   const cross = node("line", { y1: box.top, y2: box.bottom, stroke: colours.faint, "stroke-dasharray": "2 3", visibility: "hidden" });
@@ -207,7 +207,7 @@ function lines(panel, width, colours, tip) {
     cross.setAttribute("x1", px); cross.setAttribute("x2", px); cross.setAttribute("visibility", "visible");
     near.sort((a, b) => b.s.y[b.k] - a.s.y[a.k]);
     tip.show(px, (event.offsetY * width) / svg.clientWidth, `${panel.x} ${show(value)}`,
-      near.slice(0, 12).map(({ s, k }) => [colours.of(s.slot), `${s.name}  ${show(s.y[k])}${s.hi ? ` ± ${show(s.hi[k] - s.y[k], 2)}` : ""}`]));
+      near.slice(0, 12).map(({ s, k }) => [colours.line(s.slot), `${s.name}  ${show(s.y[k])}${s.hi ? ` ± ${show(s.hi[k] - s.y[k], 2)}` : ""}`]));
   });
   over.addEventListener("pointerleave", () => { tip.hide(); cross.setAttribute("visibility", "hidden"); });
   svg.append(cross, over);
@@ -228,11 +228,11 @@ function points(panel, width, colours, tip) {
   const dots = [];
   for (const s of series) {
     for (const [a, b, name] of s.points) {
-      const dot = node("circle", { cx: x.to(a), cy: y.to(b), r: 5, fill: colours.of(s.slot), "fill-opacity": 0.75, stroke: colours.card, "stroke-width": 1, class: "mark" });
+      const dot = node("circle", { cx: x.to(a), cy: y.to(b), r: 5, fill: colours.line(s.slot), "fill-opacity": 0.75, stroke: colours.card, "stroke-width": 1, class: "mark" });
       dots.push({ dot, name });
       dot.addEventListener("pointerenter", () => {
         for (const other of dots) other.dot.setAttribute("opacity", other.name === name ? 1 : 0.15);
-        const same = series.flatMap((o) => o.points.filter((p) => p[2] === name).map((p) => [colours.of(o.slot), `${o.name}  ${show(p[1])}`, p[1]]));
+        const same = series.flatMap((o) => o.points.filter((p) => p[2] === name).map((p) => [colours.line(o.slot), `${o.name}  ${show(p[1])}`, p[1]]));
         tip.show(x.to(a), y.to(b), `${name}, ${panel.x} ${show(a)}`, same.sort((p, q) => q[2] - p[2]));
       });
       dot.addEventListener("pointerleave", () => { tip.hide(); for (const other of dots) other.dot.setAttribute("opacity", 1); });
@@ -258,7 +258,7 @@ function strip(panel, width, colours, tip) {
   }
   svg.append(text(box.right, box.bottom + 38, panel.x, colours.soft, { "text-anchor": "end" }));
   rows.forEach((row, i) => {
-    const y = i * step + step / 2, colour = colours.of(row.slot);
+    const y = i * step + step / 2, colour = colours.line(row.slot);
     svg.append(text(box.left - 8, y + 4, shorten(row.name, left - 10), colour, { "text-anchor": "end", "font-weight": 600 }));
     row.values.forEach((value, k) => {
       if (value === null) return;
@@ -287,7 +287,7 @@ function bars(panel, width, colours, tip) {
   const labelled = !stacked && values.length <= 60;
   const box = { left, right: width - (labelled ? 62 : 12), top: above, bottom: above + names.length * step };
   const to = scale(low, high, box.left + (low < 0 && labelled ? 44 : 0), box.right);
-  let free = -Infinity; // where there is room for the next label
+  let free = -Infinity; // the end of the last label, where the next may begin
   for (const tick of ticks(low, high, (box.right - box.left) / 95)) {
     svg.append(node("line", { x1: to(tick), x2: to(tick), y1: box.top, y2: box.bottom, stroke: tick === 0 ? colours.faint : colours.grid }));
     const half = widthOf(format(tick)) / 2;
@@ -372,13 +372,13 @@ function matrix(panel, width, colours, tip, number = 0) {
 
 const KINDS = { lines, points, strip, bars, matrix };
 
-// What there is to draw: lines, dots, rows.
+// A panel without lines, dots or rows.
 const isEmpty = (panel) =>
   !(panel.values || panel.frames || panel.rows) && !panel.series.some((s) => (s.x ?? s.points ?? s.values).length);
 
-function nothing(panel, width, colours) {
+function emptyChart(panel, width, colours) {
   const svg = canvas(width, 80);
-  svg.append(text(width / 2, 44, `nothing to show: ${panel.y ?? panel.x} against ${panel.x} is not there`, colours.soft, { "text-anchor": "middle", class: "mark" }));
+  svg.append(text(width / 2, 44, `no data to show: ${panel.y ?? panel.x} against ${panel.x}`, colours.soft, { "text-anchor": "middle", class: "mark" }));
   return svg;
 }
 
@@ -404,7 +404,7 @@ function tooltip(place) {
   };
 }
 
-function chooser({ name, options }, changed) {
+function selector({ name, options }, changed) {
   if (options.length <= 4 && options.join("").length < 44) {
     const box = html("div", { class: "segments", role: "group", "aria-label": name });
     for (const option of options) {
@@ -433,7 +433,7 @@ class Figure {
     this.number = null;
     const controls = element.querySelector(".controls");
     this.data.choices.forEach((choice, i) => {
-      controls.append(chooser(choice, (option) => { this.chosen[i] = option; this.slide(); this.draw(); }));
+      controls.append(selector(choice, (option) => { this.chosen[i] = option; this.updateSlider(); this.draw(); }));
     });
     this.slider = html("label", { class: "slider" });
     this.input = html("input", { type: "range", min: 0, step: 1, "aria-label": "round" });
@@ -444,12 +444,12 @@ class Figure {
     for (const button of element.querySelectorAll("[data-save]")) {
       button.addEventListener("click", () => this.save(button.dataset.save));
     }
-    this.slide();
+    this.updateSlider();
   }
 
-  get panel() { return this.data.panels[this.chosen.join(BETWEEN)]; }
+  get panel() { return this.data.panels[this.chosen.join(SEPARATOR)]; }
 
-  slide() {
+  updateSlider() {
     const frames = this.panel.frames;
     this.slider.hidden = !frames;
     this.slider.style.display = frames ? "" : "none";
@@ -462,7 +462,7 @@ class Figure {
   draw(width = Math.floor(this.place.clientWidth)) {
     const panel = this.panel;
     if (!width) return;
-    const kind = isEmpty(panel) ? nothing : KINDS[this.data.kind];
+    const kind = isEmpty(panel) ? emptyChart : KINDS[this.data.kind];
     const svg = kind(panel, width, palette(), this.tip, this.number ?? 0);
     svg.setAttribute("aria-label", this.data.title);
     svg.setAttribute("font-family", getComputedStyle(document.body).fontFamily);
@@ -473,7 +473,7 @@ class Figure {
     this.width = width;
   }
 
-  file() {
+  toSvg() {
     const svg = this.place.querySelector("svg").cloneNode(true);
     const { width, height } = svg.viewBox.baseVal, pad = 16;
     svg.setAttribute("xmlns", SVG);
@@ -486,7 +486,7 @@ class Figure {
   }
 
   save(kind) {
-    const { source, width, height } = this.file();
+    const { source, width, height } = this.toSvg();
     const round = this.panel.frames ? [this.panel.frames[this.number].name] : [];
     const name = [this.element.dataset.figure, ...this.chosen, ...round].join("-").replace(/[^\w.-]+/g, "-");
     const blob = new Blob([source], { type: "image/svg+xml" });
@@ -537,7 +537,7 @@ addEventListener("beforeprint", () => {
   before = document.documentElement.dataset.theme;
   printing = true;
   document.documentElement.dataset.theme = "light";
-  drawn.forEach((figure) => figure.draw(PAPER));
+  drawn.forEach((figure) => figure.draw(PRINT_WIDTH));
 });
 addEventListener("afterprint", () => {
   printing = false;

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import CPU
+from polyphily.core.method import VIEWS
 from polyphily.core.metrics import METRICS, SPLITS, describe
 from polyphily.runs.folder import RunFolder
-from polyphily.runs.tracker import VIEWS, FloatArray, Tracker
+from polyphily.runtime.tracker import FloatArray, Tracker
 
 MANY = settings(max_examples=60, deadline=None)
 METRIC = {"accuracy": 0, "auc": 3}

@@ -1,4 +1,4 @@
-"""Keeps the scores a summary needs: the last round's, the last five rounds', the best round's."""
+"""The tracker of scores: last round, last five rounds, best validation round."""
 
 from __future__ import annotations
 
@@ -11,12 +11,41 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyphily.core.local import Message
-from polyphily.core.metrics import METRICS, SPLITS, describe
+from polyphily.core.messages import Message
+from polyphily.core.method import VIEWS, Method
+from polyphily.core.metrics import METRICS, SPLITS, check_score_axis, describe
+from polyphily.core.settings import Settings
 
-VIEWS = ("received", "trained")
 LAST = 5
 FloatArray = npt.NDArray[np.float64]
+
+
+def make_tracker(
+    method: Method,
+    settings: Settings,
+    counts: FloatArray,
+    sizes: Sequence[int],
+    *,
+    one_model: bool,
+) -> Tracker:
+    """Return the tracker of a run, with the best round selected as method and settings say.
+
+    Args:
+        method: what is trained.
+        settings: with every setting filled in.
+        counts: how many nodes each client is scored on, `[clients, splits]`.
+        sizes: clients of each federation.
+        one_model: whether a federation has a single model (`Server.one_model`).
+    """
+    chosen = method.selection if settings.selection == "method" else settings.selection
+    return Tracker(
+        counts,
+        sizes,
+        settings.metric or "accuracy",
+        per_client=chosen == "client",
+        view=method.view,
+        one_model=one_model,
+    )
 
 
 class Tracker:
@@ -57,8 +86,17 @@ class Tracker:
         self.since = np.zeros(self.groups, dtype=np.int64)
         self.models: Message = {}
 
+    @property
+    def selection(self) -> str:
+        """Whose validation score picks the best round: "client" or "federation"."""
+        return "client" if self.per_client else "federation"
+
     def update(self, view: str, scores: FloatArray, round_index: int) -> npt.NDArray[np.bool_]:
-        """Takes in a view's scores `[clients, splits, metrics]`; which groups are at their best."""
+        """Add a view's scores `[clients, splits, metrics]`; return which groups improved.
+
+        A group is a client or a federation, whichever selects its own best round. A group without
+        validation nodes counts as improved in every round, so that its last round is its best.
+        """
         self.recent[view] = [*self.recent[view], scores][-LAST:]
         value = self._value(scores)
         better = (value > self.best_value[view]) | np.isnan(value)
@@ -73,7 +111,7 @@ class Tracker:
         return better
 
     def _value(self, scores: FloatArray) -> FloatArray:
-        """The selecting score of each group; NaN where a group has no validation node."""
+        """Return the selecting score of each group; NaN for a group without validation nodes."""
         values, weights = scores[:, 0, METRICS.index(self.metric)], self.counts[:, 0].copy()
         weights[np.isnan(values)] = 0
         total = np.bincount(self.group, weights, self.groups)
@@ -82,19 +120,19 @@ class Tracker:
             return np.where(total > 0, summed / total, math.nan)
 
     def keep_models(self, params: Message, better: npt.NDArray[np.bool_]) -> None:
-        """Stores the parameters `[clients, …]` of the groups that are at their best."""
+        """Store the parameters `[clients, …]` of the groups that improved."""
         units, rows = self.places(better)
         self.put_models({name: value[rows] for name, value in params.items()}, units)
 
     def places(self, better: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-        """Which models change with the groups that are at their best, and whose they become."""
+        """Return which stored models change if these groups improved, and from which clients."""
         if self.one_model:
             return np.flatnonzero(better).tolist(), self.starts[:-1][better].tolist()
         rows: list[int] = np.flatnonzero(better[self.group]).tolist()
         return rows, rows
 
     def put_models(self, params: Message, units: list[int]) -> None:
-        """Stores parameters, a row for each of the models `units`."""
+        """Store parameters, a row for each of the models `units`."""
         count = len(self.sizes) if self.one_model else len(self.group)
         for name, value in params.items():
             if name not in self.models:
@@ -102,7 +140,7 @@ class Tracker:
             self.models[name][units] = value
 
     def stalled(self, patience: int) -> list[int]:
-        """Clients whose group has not improved for `patience` evaluations."""
+        """Return the clients whose group has not improved for `patience` evaluations."""
         if patience == 0:
             return []
         late: list[int] = np.flatnonzero((self.since >= patience)[self.group]).tolist()
@@ -111,7 +149,7 @@ class Tracker:
     # Reading ---------------------------------------------------------------------------------
 
     def moments(self, view: str, s: int) -> dict[str, Any]:
-        """`final`, `last5` and `best_val` of one federation in one view."""
+        """Return `final`, `last5` and `best_val` of one federation in one view."""
         own = slice(int(self.starts[s]), int(self.starts[s + 1]))
         recent = np.stack(self.recent[view])[:, own]
         best_round = self.best_round[view][np.unique(self.group[own])].tolist()
@@ -130,7 +168,7 @@ class Tracker:
         }
 
     def current(self, s: int) -> dict[str, Any]:
-        """The latest scores of one federation in both views."""
+        """Return the latest scores of one federation in both views."""
         own = slice(int(self.starts[s]), int(self.starts[s + 1]))
         return {
             view: self._describe(self.recent[view][-1][own], own)
@@ -141,10 +179,11 @@ class Tracker:
     # What a checkpoint holds -----------------------------------------------------------------
 
     def tensors(self) -> Message:
+        """Return what a checkpoint holds."""
         return self.part(range(len(self.sizes)))
 
     def part(self, federations: range) -> Message:
-        """The same of consecutive federations, as if they had run by themselves."""
+        """Return the same for consecutive federations, as if they had run by themselves."""
         own = slice(federations.start, federations.stop)
         clients = slice(int(self.starts[own.start]), int(self.starts[own.stop]))
         groups = clients if self.per_client else own
@@ -160,6 +199,12 @@ class Tracker:
         return saved
 
     def restore(self, tensors: Message, device: torch.device) -> None:
+        """Go back to a checkpoint.
+
+        Raises:
+            UserError: if it was scored with other metrics than those registered now.
+        """
+        check_score_axis(tensors[f"best/{VIEWS[0]}"].shape[-1], "the checkpoint")
         self.since = tensors["since"].numpy().copy()
         prefix = "models/"
         self.models = {

@@ -20,7 +20,7 @@ def test_a_global_model_received_by_all_has_no_heterogeneity_before_training() -
     found = examine(simulation, "received")
     assert found.heterogeneity == pytest.approx(0, abs=1e-9)
     assert found.collaboration == "equal"
-    assert found.network == "GCN"
+    assert found.network == "gcn"
     assert found.responses is None
     assert found.frequencies is None
     simulation.advance()
@@ -75,7 +75,7 @@ def test_filter_of_unifilter_before_training() -> None:
         near &= ~np.isnan(response)
         assert near.any()
         assert response[near] == pytest.approx(expected[near], abs=0.05)
-    assert found.network == "UniFilter"
+    assert found.network == "unifilter"
     assert found.collaboration == "learned"
 
 

@@ -1,0 +1,51 @@
+"""Where a simulation's tensors are kept: on a GPU always at the same place.
+
+A recorded round reads and writes fixed addresses, so that new values must be copied into the
+tensors that are there.
+"""
+
+from __future__ import annotations
+
+from polyphily.core.messages import Message
+
+
+def detached_from(new: Message, old: Message) -> Message:
+    """Return `new` with copies of tensors that share memory with another entry of `old`.
+
+    Such an entry may be overwritten before it is read.
+    """
+    places = {t.untyped_storage().data_ptr() for t in old.values()}
+    return {
+        n: t if t is old.get(n) or t.untyped_storage().data_ptr() not in places else t.clone()
+        for n, t in new.items()
+    }
+
+
+def overwrite(old: Message, new: Message, *, in_place: bool) -> bool:
+    """Replace the entries of `old` by those of `new`.
+
+    Args:
+        old: changed to hold what `new` holds.
+        new: the new tensors.
+        in_place: whether values are copied into the old tensors where names, shapes and types
+            allow it.
+
+    Returns:
+        Whether tensors have moved although they should have stayed.
+    """
+    if new is old:
+        return False
+    if in_place:
+        same = old.keys() == new.keys() and all(
+            t.shape == old[n].shape and t.dtype == old[n].dtype for n, t in new.items()
+        )
+        if same:
+            for name, tensor in detached_from(new, old).items():
+                if tensor is not old[name]:
+                    old[name].copy_(tensor)
+            return False
+        new = {n: t.clone() for n, t in new.items()}
+    changed = dict(new)
+    old.clear()
+    old.update(changed)
+    return in_place

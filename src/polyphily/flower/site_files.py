@@ -1,0 +1,146 @@
+"""The files of a run at a site: private memory, models, and a log of uploads under `--dp`.
+
+Memory never leaves the site. It is written atomically, to one file per round.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from polyphily.core.local import Local
+from polyphily.core.messages import Message
+from polyphily.errors import UserError
+from polyphily.flower.plan import Plan
+from polyphily.runs.folder import read_tensors, save_tensors
+
+KEPT = 4  # latest rounds whose files are kept, besides the round that the server names
+LAST, BEST = "last", "best"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model in a site's folder, with everything that is needed to predict with it.
+
+    Attributes:
+        plan: of the run that trained it.
+        client: the site's client number.
+        round: number of rounds after which it was saved.
+        tensors: parameters, memory and download, with the prefixes `params/`, `memory/` and
+            `received/`.
+    """
+
+    plan: Plan
+    client: int
+    round: int
+    tensors: Message
+
+    def part(self, prefix: str) -> Message:
+        """Return the tensors with a prefix, by their names without it."""
+        return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
+
+    @classmethod
+    def of(cls, plan: Plan, client: int, rounds: int, view: Local) -> SavedModel:
+        """Create one from the model of a view."""
+        tensors = {f"params/{n}": t for n, t in view.params.items()}
+        tensors |= {f"memory/{n}": t for n, t in view.memory.items()}
+        tensors |= {f"received/{n}": t for n, t in view.received.items()}
+        return cls(plan, client, rounds, tensors)
+
+    def save(self, file: Path) -> None:
+        facts = {"plan": self.plan.to_json(), "client": self.client, "round": self.round}
+        save_tensors(file, self.tensors, {"polyphily": json.dumps(facts)})
+
+    @classmethod
+    def load(cls, file: Path) -> SavedModel:
+        """Read a model file.
+
+        Raises:
+            UserError: if it does not exist, or is not the model of a site.
+        """
+        try:
+            tensors, facts = read_tensors(file)
+            found = json.loads(facts["polyphily"])
+            return cls(
+                Plan.from_json(found["plan"]), int(found["client"]), int(found["round"]), tensors
+            )
+        except FileNotFoundError:
+            raise UserError(f"no model {file}") from None
+        except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
+            raise UserError(f"{file}: not a model of a Polyphily site: {error}") from None
+
+
+class SiteState:
+    """The files of a run at a site: the memory after each of the last rounds, and the models.
+
+    Under differential privacy there are also the last uploads and a log with one line per upload.
+    Every upload that is computed costs privacy, whether the server gets it or not. If the server
+    repeats a question, the site sends the same upload again, which costs nothing.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.memories = folder / "memory" / run
+        self.models = folder / "models" / run
+        self.uploads = self.memories / "uploads.txt"
+
+    def _sent(self, rounds: int) -> Path:
+        return self.memories / f"sent-{rounds:06d}.safetensors"
+
+    def sent_before(self, rounds: int, question: str) -> Message | None:
+        """Return the upload of a round if it was the answer to the same question; else None."""
+        try:
+            upload, facts = read_tensors(self._sent(rounds))
+        except (OSError, SafetensorError):
+            return None
+        return upload if facts.get("question") == question else None
+
+    def check_budget(self, rounds: int) -> None:
+        """Raise a UserError if `rounds` uploads, for which the noise is set, have been made."""
+        made = len(self.uploads.read_text().splitlines()) if self.uploads.exists() else 0
+        if made >= rounds:
+            raise UserError(f"the privacy budget of this run is spent: {made} uploads were made")
+
+    def note_sent(self, rounds: int, question: str, upload: Message) -> None:
+        """Log an upload and save it. It is logged first: a kill in between must not hide it."""
+        with self.uploads.open("a", encoding="ascii") as file:
+            file.write(f"{rounds} {question}\n")
+        save_tensors(self._sent(rounds), upload, {"question": question})
+
+    def _file(self, rounds: int) -> Path:
+        return self.memories / f"round-{rounds:06d}.safetensors"
+
+    def candidate(self, rounds: int) -> Path:
+        """Return the file of a round's model, which may turn out to be the best."""
+        return self.memories / f"model-{rounds:06d}.safetensors"
+
+    def model(self, which: str) -> Path:
+        """Return the file of the `LAST` or the `BEST` model."""
+        return self.models / f"{which}.safetensors"
+
+    def save(self, rounds: int, memory: Message) -> None:
+        """Write the memory after a round."""
+        save_tensors(self._file(rounds), memory, {"round": str(rounds)})
+
+    def load(self, rounds: int) -> Message | None:
+        """Read the memory after a round; None if it is not there."""
+        try:
+            return read_tensors(self._file(rounds))[0]
+        except (OSError, SafetensorError):
+            return None
+
+    def promote(self, rounds: int) -> None:
+        """Make a round's model the best one, if its file exists."""
+        file = self.candidate(rounds)
+        if rounds and file.exists():
+            self.models.mkdir(parents=True, exist_ok=True)
+            file.replace(self.model(BEST))
+
+    def prune(self, rounds: int, base: int) -> None:
+        """Delete files of old rounds, except those of round `base`, which the server named."""
+        for file in self.memories.glob("*-*.safetensors"):
+            number = int(file.stem.rpartition("-")[2])
+            if number < rounds - KEPT and number != base:
+                file.unlink(missing_ok=True)

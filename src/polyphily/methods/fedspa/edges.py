@@ -1,0 +1,86 @@
+"""Kinds of edges: between nodes of the same class, of different classes, or unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from polyphily.nn import kernels
+from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.stacked import StackedGraph
+
+HET, HOM, UNKNOWN = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class EdgeKinds:
+    """The adjacency pattern with a kind for every edge, the same for its reverse.
+
+    Attributes:
+        edges: the pattern, symmetric, all ones.
+        kind: of every entry, int8.
+        moving: whether the kinds are used in a single step. On a GPU a pattern is then stored as
+            zeros and ones at all edges, so that the host need not wait for the number of edges
+            of a kind.
+    """
+
+    edges: SparseMatrix
+    kind: Tensor
+    moving: bool = False
+
+    def of(self, kind: int) -> SparseMatrix:
+        """Return the pattern of one kind."""
+        chosen = self.kind == kind
+        if self.moving and chosen.is_cuda:
+            return mark(self.edges, chosen, torch.float32)
+        return _select(self.edges, chosen)
+
+    @cached_property
+    def hom(self) -> SparseMatrix:
+        return self.of(HOM)
+
+    @cached_property
+    def het(self) -> SparseMatrix:
+        return self.of(HET)
+
+    @cached_property
+    def unknown(self) -> SparseMatrix:
+        return self.of(UNKNOWN)
+
+    def sum(self, hom: Tensor, het: Tensor, alpha: Tensor) -> Tensor:
+        """Compute equation 6 without the node itself, for messages of the two channels.
+
+        Equation 5 mixes parameters, theta_unk = alpha theta_hom + (1 - alpha) theta_het. For linear
+        maps this equals mixing the messages at the centre node, which needs no weights per node.
+        """
+        if all(map(kernels.available, (hom, het, alpha))):
+            edges = self.edges
+            return kernels.sum_by_kind(edges.crow, edges.col, self.kind, hom, het, alpha)
+        known = self.hom @ hom + self.het @ het
+        return known + alpha * (self.unknown @ hom) + (1 - alpha) * (self.unknown @ het)
+
+
+def edge_kinds(graph: StackedGraph, labels: Tensor, *, moving: bool = False) -> EdgeKinds:
+    """Return the kinds of all edges; `labels` are -1 where unknown (equation 4)."""
+    of_row, of_col = labels[graph.edges.row], labels[graph.edges.col_long]
+    known = (of_row >= 0) & (of_col >= 0)
+    kind = torch.where(known, of_row == of_col, UNKNOWN).to(torch.int8)
+    return EdgeKinds(graph.edges, kind, moving)
+
+
+def mark(edges: SparseMatrix, chosen: Tensor, dtype: torch.dtype) -> SparseMatrix:
+    """Return a symmetric pattern with ones at the chosen edges and zeros elsewhere."""
+    value = chosen.to(dtype)
+    return replace(edges, value=value, value_t=value)
+
+
+def _select(edges: SparseMatrix, chosen: Tensor) -> SparseMatrix:
+    """Return the chosen edges of a symmetric pattern; an edge is chosen with its reverse."""
+    before = torch.cat([chosen.new_zeros(1, dtype=torch.int64), chosen.cumsum(0)])
+    crow = before[edges.crow.long()].int()
+    col = edges.col[chosen]
+    reverse = before[edges.permutation[chosen]]  # the new place of each chosen entry's reverse
+    return SparseMatrix(edges.shape, crow, col, crow, col, reverse)

@@ -1,0 +1,155 @@
+"""What a run leaves in writing: the record of a round and the summary, for every engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polyphily
+from polyphily.core.method import VIEWS, Method
+from polyphily.core.sampling import Sampling
+from polyphily.core.settings import Settings
+from polyphily.runtime.machine import peak_memory_mb, versions
+from polyphily.runtime.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts about a run that stand in its summary besides the scores.
+
+    Attributes:
+        method: what was trained.
+        settings: with every setting filled in.
+        network: the network that was trained, by name (`Backbone.describe`).
+        data: of the data: dataset, partition, split, classes, clients, seeds, notes.
+        engine: what trained it.
+        selection: whose validation score picked the best round.
+        setup_seconds: what it took before the first round.
+        privacy: what was promised and what was spent, where anything was asked for.
+        more: what only this engine can tell.
+    """
+
+    method: Method
+    settings: Settings
+    network: str
+    data: Mapping[str, Any]
+    engine: str
+    selection: str
+    setup_seconds: float
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def summarise(
+    facts: RunFacts, tracker: Tracker, records: Sequence[Mapping[str, Any]], rounds: int
+) -> dict[str, Any]:
+    """Return the content of `summary.json`.
+
+    Args:
+        facts: about the run.
+        tracker: its scores.
+        records: of its rounds.
+        rounds: how many are complete.
+    """
+    method, settings, seeds = facts.method, facts.settings, facts.data["seeds"]
+    runs = []
+    for s, seed in enumerate(seeds):
+        views = {view: tracker.moments(view, s) for view in VIEWS}
+        runs.append({"seed": seed, **views[method.view], "views": views})
+    scores = [{k: v for k, v in run.items() if k != "seed"} for run in runs]
+    refused = [
+        sum(len(r["refused"]) for r in record.get("per_seed", [record])) for record in records
+    ]
+
+    def median(name: str) -> float:
+        return float(statistics.median(record[name] for record in records))
+
+    data = dict(facts.data)
+    notes = data.pop("notes", [])
+    return {
+        "polyphily": polyphily.__version__,
+        "method": method.name,
+        "hyperparameters": dataclasses.asdict(method),
+        **data,
+        "rounds": rounds,
+        "epochs": settings.epochs,
+        "backbone": settings.backbone,
+        "network": facts.network,
+        "settings": {k: v for k, v in dataclasses.asdict(settings).items() if v is not None},
+        "device": settings.device,
+        "engine": facts.engine,
+        **facts.more,
+        **_shortcuts(settings),
+        "evaluated": method.evaluated,
+        "selection": {"by": facts.selection, "metric": settings.metric},
+        **(scores[0] if len(runs) == 1 else mean_of(scores, spread=True)),
+        **({"per_seed": runs} if len(runs) > 1 else {}),
+        "seconds_per_round_median": median("seconds"),
+        "seconds_evaluation_median": median("seconds_evaluation"),
+        "setup_seconds": facts.setup_seconds,
+        "peak_memory_mb": peak_memory_mb(),
+        "bytes_up_per_round": median("bytes_up"),
+        "bytes_down_per_round": median("bytes_down"),
+        "refused_updates": sum(refused),
+        **facts.privacy,
+        "notes": list(notes),
+        "versions": versions(),
+    }
+
+
+def model_facts(method: Method, settings: Settings, network: str, dataset: str) -> dict[str, str]:
+    """Return what a model file says about itself."""
+    return {
+        "polyphily": polyphily.__version__,
+        "method": method.name,
+        "backbone": str(settings.backbone),
+        "network": network,
+        "dataset": dataset,
+    }
+
+
+def _shortcuts(settings: Settings) -> dict[str, Any]:
+    """Return how exact products were, and what a step saw of a client's graph if not all."""
+    chosen = Sampling.of(settings)
+    drawn = chosen and {"neighbours": list(chosen.fanouts), "train_nodes": chosen.batch or None}
+    exact = settings.precision if settings.dtype == "float32" else settings.dtype
+    return {"precision": exact, "sampling": drawn}
+
+
+def record_of(round_: Mapping[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the record of a round, from what it came to in each federation of a run."""
+    if len(runs) == 1:
+        return {**round_, **{k: v for k, v in runs[0].items() if k != "seed"}}
+    shared = {k: [run[k] for run in runs] for k in runs[0] if k in ("failed", "refused")}
+    means: dict[str, Any] = mean_of(
+        [{k: v for k, v in run.items() if k not in shared and k != "seed"} for run in runs]
+    )
+    return {**round_, **means, **shared, "per_seed": list(runs)}
+
+
+def mean_of(values: Sequence[Any], *, spread: bool = False) -> Any:
+    """Return the mean of equal structures, number by number; with `spread`, `…_std` beside metrics.
+
+    Lists of equal length are averaged element by element; of unequal length they become empty.
+    A metric that some lack (no area under the curve where a split has one class) is averaged over
+    those that have it.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        merged: dict[str, Any] = {}
+        for key in dict.fromkeys(key for value in values for key in value):
+            entries = [value[key] for value in values if key in value]
+            merged[key] = mean_of(entries, spread=spread)
+            numbers = [e for e in entries if isinstance(e, int | float)]
+            if spread and key != "round" and len(numbers) == len(entries) > 1:
+                merged[f"{key}_std"] = statistics.stdev(numbers)
+        return merged
+    if isinstance(first, list):
+        if len({len(value) for value in values}) > 1:
+            return []
+        return [mean_of(entries) for entries in zip(*values, strict=True)]
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None

@@ -1,0 +1,273 @@
+"""What clients do in a round, one or many: a simulation and a Flower site both drive this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyphily.core.cohort import Cohort, Key
+from polyphily.core.local import HostInputs, Local
+from polyphily.core.messages import Message, as_model, model_part
+from polyphily.core.method import Method, sizes_of
+from polyphily.core.optimizers import PREFIX, OptimizerSpec, initial_state
+from polyphily.core.sampling import Sampling
+from polyphily.core.settings import MIXED, Settings
+from polyphily.graphs.graph import Graph
+from polyphily.graphs.random import generator
+from polyphily.nn.backbones import Backbone
+from polyphily.nn.draws import Draws
+from polyphily.nn.sparse import flat
+from polyphily.privacy.differential import Guard, guard_of
+from polyphily.runtime.network import optimizer_of
+
+
+def cohort_of(
+    settings: Settings,
+    graphs: Sequence[Graph],
+    keys: Sequence[Key],
+    classes: int,
+    *,
+    federations: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+) -> Cohort:
+    """Pack clients into a cohort, with precision and sampling as the settings ask for them."""
+    return Cohort(
+        graphs,
+        keys,
+        classes,
+        federations=federations,
+        device=settings.device if device is None else device,
+        dtype=getattr(torch, settings.dtype),
+        mixed=settings.precision == MIXED,
+        sampling=Sampling.of(settings),
+    )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of a round at the clients, stacked over them.
+
+    Attributes:
+        uploads: what they send.
+        memory: what they keep.
+        losses: their mean losses.
+    """
+
+    uploads: Message
+    memory: Message
+    losses: Tensor
+
+
+def finite_clients(uploads: Message, losses: Tensor) -> Tensor:
+    """Return which clients sent finite numbers only, `[K]`; a cheap look that may err.
+
+    NaN and infinity survive in a sum, so one sum per tensor tells. A sum can also overflow though
+    all its numbers are finite: `exactly_finite_clients` decides where this says no.
+    """
+    fine = torch.isfinite(losses)
+    for tensor in uploads.values():
+        fine = fine & torch.isfinite(flat(tensor).sum(dim=1))
+    return fine
+
+
+def exactly_finite_clients(uploads: Message, losses: Tensor) -> Tensor:
+    """Return which clients sent finite numbers only, looking at every number, `[K]`."""
+    fine = torch.isfinite(losses)
+    for tensor in uploads.values():
+        fine = fine & torch.isfinite(flat(tensor)).all(dim=1)
+    return fine
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of a process, and what they do when the server calls.
+
+    What a client keeps from round to round, its memory, is passed in and out: a simulation holds
+    it in stacked tensors, a site in a file.
+
+    Attributes:
+        method: what is trained.
+        network: the backbone; parameters are passed to it.
+        cohort: the clients' graphs.
+        optimizer: which optimiser they use.
+        epochs: the fewest and the most steps they take in a round.
+        guard: clips and noises what is uploaded, under differential privacy.
+    """
+
+    method: Method
+    network: Backbone
+    cohort: Cohort
+    optimizer: OptimizerSpec
+    epochs: tuple[int, int]
+    guard: Guard | None = None
+
+    @classmethod
+    def create(
+        cls,
+        method: Method,
+        network: Backbone,
+        cohort: Cohort,
+        settings: Settings,
+        *,
+        population: int,
+        rates: Sequence[tuple[float, float]] | None = None,
+        noise: Draws | None = None,
+    ) -> Clients:
+        """Set clients up as the settings of a run ask for it.
+
+        Args:
+            method: what is trained.
+            network: with any parameters; it is moved to the cohort's device.
+            cohort: the clients' graphs.
+            settings: with every setting filled in.
+            population: the number of clients in the federation.
+            rates: (learning rate, weight decay) of each federation, in place of the settings'.
+            noise: where the noise of differential privacy comes from; None: the seed.
+        """
+        return cls(
+            method,
+            network.to(cohort.device),
+            cohort,
+            optimizer_of(settings, rates),
+            settings.epoch_range(),
+            guard_of(settings, method.uploads(sizes_of(method, network, population)), noise),
+        )
+
+    def __len__(self) -> int:
+        return len(self.cohort)
+
+    def take(self, clients: Sequence[int]) -> Clients:
+        """Return some of these clients, in the order given."""
+        cohort = self.cohort.take(clients)
+        if cohort is self.cohort:
+            return self
+        present = list(dict.fromkeys(cohort.federations))
+        return replace(self, cohort=cohort, optimizer=self.optimizer.only(present))
+
+    def initial_memory(self, params: Message) -> Message:
+        """Return what clients hold before the first round.
+
+        Args:
+            params: their initial parameters, stacked `[K, …]`.
+        """
+        return {
+            **as_model(params),
+            **(initial_state(self.optimizer, params) if self.optimizer.keep else {}),
+            **self.method.init_client_state(self.cohort, self.network, params),
+        }
+
+    def steps(self, round_index: int) -> list[int]:
+        """Return how many steps each client takes; a client's draw depends on itself alone."""
+        low, high = self.epochs
+        if low == high:
+            return [low] * len(self)
+        return [
+            int(generator(seed, f"epochs/{round_index}/{client}").integers(low, high + 1))
+            for seed, client in self.cohort.keys
+        ]
+
+    def train(
+        self,
+        received: Message,
+        memory: Message,
+        round_index: int,
+        steps: Sequence[int] | None = None,
+        host: HostInputs | None = None,
+    ) -> Trained:
+        """Run one round: receive, train, upload.
+
+        Args:
+            received: what the server sent.
+            memory: what the clients have kept.
+            round_index: the round, from 0.
+            steps: how many steps each client takes; drawn from `epochs` unless given.
+            host: given if the round is recorded to be replayed: brings in what the host computes.
+                The clients of a federation have then taken equally many steps.
+        """
+        method, cohort, optimizer = self.method, self.cohort, self.optimizer
+        steps = self.steps(round_index) if steps is None else steps
+        alike = len(set(steps)) == 1
+        number = round_index if host is None else host(lambda r: np.asarray(r, dtype=np.int64))
+        local = Local(
+            cohort=cohort,
+            network=self.network,
+            params={},
+            received=received,
+            memory=dict(memory),
+            optimizer=optimizer,
+            steps=tuple(steps),
+            phase=method.phase(round_index),
+            round_index=round_index if host is None else host.round_index,
+            draws=cohort.draws(number),
+            even=alike if host is not None or not optimizer.keep else None,
+            host=host,
+        )
+        local.params = {
+            name: value.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+            for name, value in method.receive(local).items()
+        }
+        if optimizer.keep:  # it steps in place, and a refused round must leave no trace
+            local.memory |= {n: t.clone() for n, t in memory.items() if n.startswith(PREFIX)}
+        else:
+            local.memory |= initial_state(optimizer, local.params)
+        if cohort.sampling is None:
+            local.constants = method.prepare_round(local)
+        method.train(local)
+        with torch.no_grad():
+            upload = {name: value.detach() for name, value in method.upload(local).items()}
+            if self.guard is not None:
+                assert local.draws is not None
+                upload = self.guard(upload, received, local.draws)
+            changed = {name: value.detach() for name, value in method.update_memory(local).items()}
+        if extra := sorted(changed.keys() - memory.keys()):
+            raise TypeError(
+                f"{type(method).__name__}.update_memory returned '{extra[0]}', which "
+                "init_client_state did not: a memory has the same entries in every round"
+            )
+        trained = as_model({name: value.detach() for name, value in local.params.items()})
+        kept = {n: t for n, t in local.memory.items() if optimizer.keep or not n.startswith(PREFIX)}
+        losses = cohort.num_train.new_zeros(len(self)) if local.losses is None else local.losses
+        return Trained(upload, {**kept, **changed, **trained}, losses)
+
+    # Views -----------------------------------------------------------------------------------
+
+    def received(self, download: Message, memory: Message, rounds: int) -> Local:
+        """Return the clients with the models that the server sends them after some rounds."""
+        view = self._view(download, memory, rounds)
+        view.params = self.method.receive(view)
+        return view
+
+    def trained(self, memory: Message, rounds: int) -> Local:
+        """Return the clients with their own models as training left them."""
+        view = self._view({}, memory, rounds)
+        view.params = model_part(memory)
+        return view
+
+    def with_params(
+        self, params: Message, received: Message, memory: Message, rounds: int
+    ) -> Local:
+        """Return the clients with models that were kept."""
+        view = self._view(received, memory, rounds)
+        view.params = params
+        return view
+
+    def _view(self, received: Message, memory: Message, rounds: int) -> Local:
+        return Local(
+            cohort=self.cohort,
+            network=self.network,
+            params={},
+            received=received,
+            memory=memory,
+            optimizer=self.optimizer,
+            phase=self.method.phase(rounds),
+            round_index=rounds,
+        )
+
+    def predict(self, view: Local) -> Tensor:
+        """Return class scores of every node in a view, dropout off."""
+        with torch.no_grad():
+            return self.method.predict(view)

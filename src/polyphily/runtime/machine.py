@@ -1,0 +1,79 @@
+"""The machine that a run is on: devices, threads, precision, memory, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyphily.errors import UserError, unknown
+
+DEVICES = ("cpu", "cuda")
+
+
+def check_device(device: str) -> None:
+    """Raise a `UserError` for a device that does not exist here."""
+    kind, _, number = device.partition(":")
+    if kind not in DEVICES or not (number or "0").isdecimal():
+        raise unknown("device", device, DEVICES)
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count() or "no"
+        raise UserError(f"--device {device}: {found} CUDA device is there; use --device cpu")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Set torch's number of threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Set the precision of float32 matrix products for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of a device; `sys.maxsize` if the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+        return 1024 * int(free)
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def peak_memory_mb() -> float:
+    """Return the largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024 if sys.platform != "darwin" else peak / 1024**2
+
+
+def versions() -> dict[str, str]:
+    """Return the versions and resources that results may depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": str(torch.get_num_threads()),
+        "cpus": str(os.cpu_count()),
+    }

@@ -1,0 +1,97 @@
+"""The network of a run: which one, how large, with which initial parameters and optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from polyphily.core.messages import Message
+from polyphily.core.method import Method
+from polyphily.core.optimizers import OptimizerSpec
+from polyphily.core.recipes import fill
+from polyphily.core.settings import Settings
+from polyphily.errors import UserError
+from polyphily.graphs.random import derive
+from polyphily.nn.backbones import BACKBONES, Backbone, Shape
+
+
+def complete(
+    settings: Settings, method: Method, kind: str, metric: str, *, dense: bool = False
+) -> Settings:
+    """Fill in every setting that the user left open.
+
+    Args:
+        settings: what the user chose.
+        method: what will be trained; it decides which backbones there are to choose from.
+        kind: of the data: "homophilic", "heterophilic", "synthetic", "fraud" or "files".
+        metric: what selects on validation unless the user chose.
+        dense: whether the features are dense.
+
+    Raises:
+        UserError: for a backbone that the method cannot train.
+    """
+    supported = method.supported_backbones()
+    if settings.backbone is not None:
+        name = BACKBONES.find(settings.backbone).name  # in lower case
+        if name not in supported:
+            raise UserError(
+                f"{method.name} cannot train the backbone {name}. "
+                f"It supports: {', '.join(supported)}"
+            )
+        return fill(replace(settings, backbone=name), kind, metric, dense=dense)
+    filled = fill(replace(settings, backbone=method.backbone), kind, metric, dense=dense)
+    if filled.backbone not in supported:
+        filled = fill(replace(settings, backbone=supported[0]), kind, metric, dense=dense)
+    return filled
+
+
+def build_network(
+    method: Method, settings: Settings, features: int, classes: int, seed: int
+) -> Backbone:
+    """Build the network with its initial parameters: the same for a seed at every party."""
+    assert settings.backbone is not None
+    assert settings.hidden is not None
+    assert settings.dropout is not None
+    assert settings.input_dropout is not None
+    shape = Shape(
+        features=features,
+        classes=classes,
+        hidden=settings.hidden,
+        layers=settings.layers,
+        dropout=settings.dropout,
+        input_dropout=settings.input_dropout,
+        heads=settings.heads,
+        hops=settings.hops,
+    )
+    network = method.build(settings.backbone, shape, derive(seed, "initial parameters"))
+    return network.to(dtype=getattr(torch, settings.dtype))
+
+
+def initial_parameters(network: Backbone) -> Message:
+    """Return copies of a network's parameters, stacked over one client."""
+    return {name: value.detach().clone() for name, value in network.named_parameters()}
+
+
+def optimizer_of(
+    settings: Settings, rates: Sequence[tuple[float, float]] | None = None
+) -> OptimizerSpec:
+    """Return the clients' optimiser.
+
+    Args:
+        settings: with every setting filled in.
+        rates: (learning rate, weight decay) of each federation, in place of the settings'.
+    """
+    assert settings.lr is not None
+    assert settings.optimizer is not None
+    assert settings.weight_decay is not None
+    own = rates or []
+    return OptimizerSpec(
+        kind=settings.optimizer,
+        lr=tuple(lr for lr, _ in own) or settings.lr,
+        weight_decay=tuple(decay for _, decay in own) or settings.weight_decay,
+        momentum=settings.momentum,
+        clip=settings.clip,
+        keep=bool(settings.keep_optimizer),
+    )
