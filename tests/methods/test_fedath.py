@@ -25,13 +25,13 @@ from builders import (
 from cases import assert_close, federation_of, simulate, small_federation
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
-from polyphily.core.messages import Uploads, model_part
+from polyphily.core.messages import Uploads, model_part, with_prefix
 from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import Graph, Masks
 from polyphily.methods.fedath import FedATH, losses
 from polyphily.methods.fedath.losses import hsic, negative_entropy
-from polyphily.methods.fedath.network import DualGNN, GCNEvaluator, MLPEvaluator, part_of
+from polyphily.methods.fedath.network import DualGNN, GCNEvaluator, MLPEvaluator
 from polyphily.nn.backbones import BACKBONES, Shape
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.subgraphs import Subgraph
@@ -266,7 +266,7 @@ def test_edges_start_near_one_by_default_and_near_a_half_in_the_paper() -> None:
         local = simulate(create("fedath", options), small_federation()).received()
         network = local.network
         assert isinstance(network, DualGNN)
-        params = part_of(local.params, "evaluator.")
+        params = with_prefix(local.params, "evaluator.")
         weight = call(network.evaluator, params, local.cohort).sigmoid()
         assert low < weight.min()
         assert weight.max() < high
@@ -295,7 +295,7 @@ def test_a_round_is_two_alternating_updates_per_epoch(options: dict[str, object]
     settings = create("fedath", options).__dict__
     for k, graph in enumerate(federation.clients):
         leaf = {n: t[k : k + 1].clone().requires_grad_() for n, t in initial.items()}
-        part = {p: part_of(leaf, p) for p in ("causal.", "biased.", "evaluator.")}
+        part = {p: with_prefix(leaf, p) for p in ("causal.", "biased.", "evaluator.")}
         slow = settings["evaluator_lr"] or 0.05
         groups = [
             {"params": list(part["causal."].values()), "lr": 0.05},
@@ -348,7 +348,7 @@ def gradients(options: dict[str, object]) -> dict[str, Tensor]:
 
 def moved(options: dict[str, object], other: dict[str, object], part: str) -> bool:
     """Whether a part's gradients differ between two choices of options."""
-    one, two = (part_of(gradients(o), part) for o in (options, other))
+    one, two = (with_prefix(gradients(o), part) for o in (options, other))
     return any(not torch.allclose(one[n], two[n], rtol=1e-6, atol=1e-12) for n in one)
 
 
@@ -432,7 +432,7 @@ def test_the_causal_gnn_starts_where_fedavg_starts_and_the_biased_one_elsewhere(
     federation = small_federation()
     params = model_part(simulate("fedath", federation).memory)
     plain = model_part(simulate("fedavg", federation).memory)
-    assert_close(part_of(params, "causal."), plain, 0)
+    assert_close(with_prefix(params, "causal."), plain, 0)
     assert not torch.equal(params["biased.convs.0.weight"], plain["convs.0.weight"])
 
 
@@ -442,10 +442,10 @@ def test_what_is_predicted_is_the_received_causal_gnn_on_the_own_causal_graph() 
     logits = simulation.predict(simulation.received())
     state, memory = model_part(simulation.states[0]), model_part(simulation.memory)
     assert all(name.startswith("causal.") for name in state)
-    causal = {n: t.unsqueeze(0) for n, t in part_of(state, "causal.").items()}
+    causal = {n: t.unsqueeze(0) for n, t in with_prefix(state, "causal.").items()}
     parts = split_by_client(logits, simulation.cohort)
     for k, graph in enumerate(federation.clients):
-        own = of_client(part_of(memory, "evaluator."), k)
+        own = of_client(with_prefix(memory, "evaluator."), k)
         weighted = dense_adjacency(graph) * mlp_scores(graph, own).sigmoid()
         torch.testing.assert_close(parts[k], gcn(weighted, dense_features(graph), causal))
 

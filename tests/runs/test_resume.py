@@ -20,6 +20,7 @@ import pytest
 import polyphily
 from cases import usual_backbone
 from polyphily.cli import main
+from polyphily.cli.training import read_run, restore
 from polyphily.core.method import METHODS, create
 from polyphily.runs.folder import RunFolder
 
@@ -305,3 +306,30 @@ def test_a_run_is_resumed_as_it_is(
     (tmp_path / "run" / "partition.npz").unlink()
     assert cli("run", "--resume", tmp_path / "run") == 2
     assert "partition.npz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "recorded", "trained"),
+    [
+        ("fedgsp", "acm-gcn", "unifilter"),
+        ("fedhero", "gpr-gnn", "gcn"),
+        ("fedspa", "gat", "acm-gcn"),
+    ],
+)
+def test_a_folder_that_names_another_network_than_was_trained_resumes(
+    method: str, recorded: str, trained: str, tmp_path: Path
+) -> None:
+    """Earlier versions recorded any backbone, also where the method built a network of its own."""
+    federation = polyphily.load("csbm:nodes=40,features=6", clients=3)
+    folder = tmp_path / "run"
+    options: dict[str, Any] = {"rounds": 2, "hidden": 8, "backbone": trained}
+    polyphily.run(method, federation, out=folder, **options)
+    config = folder / "config.toml"
+    text = config.read_text()
+    assert f'backbone = "{trained}"' in text
+    config.write_text(text.replace(f'backbone = "{trained}"', f'backbone = "{recorded}"'))
+    request, _ = read_run(folder)
+    assert request.settings["backbone"] == trained
+    execution = restore(folder)
+    assert execution.simulation.round == 2
+    assert execution.simulation.network.describe().endswith(trained)

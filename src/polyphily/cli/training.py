@@ -232,7 +232,20 @@ def read_run(folder: Path) -> tuple[options.Request, list[Federation]]:
         federation = load(**data, partition=saved, seed=seed)
         split = request.data.get("split", federation.split)  # its masks are in the partition file
         federations.append(replace(federation, split=split))
-    return request, federations
+    return _with_trained_backbone(request), federations
+
+
+def _with_trained_backbone(request: options.Request) -> options.Request:
+    """Return the request with the backbone that was trained, for folders of earlier versions.
+
+    Version 0.1 recorded any backbone that was asked for, also where the method built its own.
+    """
+    from polyphily.core.method import create
+
+    supported = create(str(request.method), request.hyperparameters).supported_backbones()
+    if request.settings.get("backbone", supported[0]) in supported:
+        return request
+    return replace(request, settings=request.settings | {"backbone": supported[0]})
 
 
 def restore(folder: Path) -> Execution:

@@ -30,9 +30,14 @@ Dims: TypeAlias = tuple[int, ...]
 MODEL = "model/"
 
 
+def with_prefix(message: Mapping[str, Tensor], prefix: str) -> Message:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    return {n.removeprefix(prefix): t for n, t in message.items() if n.startswith(prefix)}
+
+
 def model_part(message: Mapping[str, Tensor]) -> Message:
     """Return the parameters in a message or a memory, by their own names."""
-    return {n.removeprefix(MODEL): t for n, t in message.items() if n.startswith(MODEL)}
+    return with_prefix(message, MODEL)
 
 
 def as_model(params: Mapping[str, Tensor]) -> Message:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
-from polyphily.core.messages import Message, MessageError, State, Uploads, model_part
+from polyphily.core.messages import Message, MessageError, State, Uploads, model_part, with_prefix
 from polyphily.core.method import Method
 from polyphily.core.optimizers import STEPS
 from polyphily.core.settings import Settings
@@ -338,11 +338,7 @@ class Simulation:
     def restore(self, tensors: Message, round_index: int, stopped: Sequence[int]) -> None:
         """Go back to a checkpoint (`tensors`)."""
         memory = self.placement.own_rows({n: tensors[MEMORY + n] for n in self.memory})
-        states: list[State] = []
-        for s in range(len(self.servers)):
-            prefix = f"{STATE}{s}/"
-            own = {n: t for n, t in tensors.items() if n.startswith(prefix)}
-            states.append({n.removeprefix(prefix): t for n, t in own.items()})
+        states = [with_prefix(tensors, f"{STATE}{s}/") for s in range(len(self.servers))]
         if UPLOADS in tensors:
             self.uploads = tensors[UPLOADS].cpu().numpy().copy()
         self.set_state(memory, states, round_index)

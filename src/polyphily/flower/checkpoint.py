@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from polyphily.core.messages import Message, State
+from polyphily.core.messages import Message, State, with_prefix
 from polyphily.runs.folder import RunFolder
 
 STATE, TRACKER = "state/", "tracker/"
@@ -51,13 +51,10 @@ class ServerCheckpoint:
             return None
         tensors, progress = found
 
-        def part(prefix: str) -> Message:
-            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
         return cls(
             round=int(progress["round"]),
-            state=part(STATE),
-            tracker=part(TRACKER),
+            state=with_prefix(tensors, STATE),
+            tracker=with_prefix(tensors, TRACKER),
             accepted={site: int(number) for site, number in progress["accepted"].items()},
             troubles=list(progress["troubles"]),
             pending=progress["pending"],

@@ -254,18 +254,7 @@ def _collect(execution: Execution, deployment: Deployment, source: RunFolder) ->
     _restore(execution, deployment, source)
     summary = source.read_summary()
     assert summary is not None
-    summary |= {
-        "dataset": federation.dataset,
-        "partition": {
-            "name": federation.partition.name,
-            "clients": len(federation),
-            "sha256": federation.partition.sha256,
-        },
-        "split": federation.split,
-        "classes": list(federation.classes),
-        "clients": [graph.name for graph in federation.clients],
-        "notes": list(federation.notes),
-    }
+    summary |= execution.data_facts()
     target.write_summary(summary)
     return summary
 

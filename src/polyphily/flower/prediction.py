@@ -13,7 +13,7 @@ from polyphily.flower.site import Prepared
 from polyphily.flower.site_files import SavedModel
 from polyphily.flower.site_graph import SiteGraph
 from polyphily.graphs.graph import Masks
-from polyphily.graphs.loading import _normalize
+from polyphily.graphs.loading import normalize_features
 from polyphily.runtime.machine import check_device
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def predict(model: Path, graph: Path, device: str = "cpu") -> pd.DataFrame:
     saved = SavedModel.load(model)
     aligned = SiteGraph.read(graph).aligned(saved.plan.schema)
     empty = np.zeros(aligned.num_nodes, dtype=np.bool_)
-    features = _normalize(aligned.features, saved.plan.normalize)
+    features = normalize_features(aligned.features, saved.plan.normalize)
     prepared = replace(aligned, features=features, masks=Masks(empty, empty, empty))
     site = Prepared.of(saved.plan, prepared, saved.client, device)
     logits = site.clients.predict(site.restored(saved)).cpu()

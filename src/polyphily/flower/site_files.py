@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from polyphily.core.local import Local
-from polyphily.core.messages import Message
+from polyphily.core.messages import Message, with_prefix
 from polyphily.errors import UserError
 from polyphily.flower.plan import Plan
 from polyphily.runs.folder import read_tensors, save_tensors
@@ -40,7 +40,7 @@ class SavedModel:
 
     def part(self, prefix: str) -> Message:
         """Return the tensors with a prefix, by their names without it."""
-        return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
+        return with_prefix(self.tensors, prefix)
 
     @classmethod
     def of(cls, plan: Plan, client: int, rounds: int, view: Local) -> SavedModel:

@@ -135,7 +135,7 @@ def load(
         usual_split = splits.default_split(short, name)
         drawn = _divide(graphs[0], name, options, saved, clients, wanted, usual_split, seed)
     raw, layout, text = drawn
-    members = [replace(g, features=_normalize(g.features, normalize)) for g in raw]
+    members = [replace(g, features=normalize_features(g.features, normalize)) for g in raw]
     for graph in members:
         _check_masks(graph)
     disturbance = disturbances.parse_noise(noise)
@@ -183,7 +183,7 @@ def whole_graph(federation: Federation, root: Path | None = None) -> Graph | Non
         for name in ("train", "val", "test"):
             getattr(masks, name)[nodes[getattr(client.masks, name)]] = True
     how = str(federation.request.get("normalize", "none"))
-    return replace(graph, features=_normalize(graph.features, how), masks=masks)
+    return replace(graph, features=normalize_features(graph.features, how), masks=masks)
 
 
 def _check_masks(graph: Graph) -> None:
@@ -483,7 +483,8 @@ def _saved_masks(saved: Partition) -> list[Masks] | None:
     return [masks for masks in found if masks is not None] or None
 
 
-def _normalize(features: Features, how: str) -> Features:
+def normalize_features(features: Features, how: str) -> Features:
+    """Return features as they are, scaled per row, or standardised per column."""
     if how == "none":
         return features
     if how == "row":

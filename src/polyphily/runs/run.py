@@ -19,7 +19,7 @@ import torch
 from polyphily.core import settings as knobs
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
-from polyphily.core.messages import Message
+from polyphily.core.messages import Message, with_prefix
 from polyphily.core.method import METHODS, PAPER, VIEWS, Method, create
 from polyphily.core.metrics import Evaluator, check_metric
 from polyphily.core.sampling import check_sampling
@@ -311,10 +311,7 @@ class Execution:
     def adopt(self, tensors: Message, progress: Mapping[str, Any], folder: Path) -> None:
         """Take over the models and scores of a checkpoint in a run folder."""
 
-        def part(prefix: str) -> Message:
-            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-        saved = part("simulation/")
+        saved = with_prefix(tensors, "simulation/")
         for name, wanted in self.simulation.tensors().items():
             shape = tuple(saved[name].shape) if name in saved else None
             if name != UPLOADS and shape != tuple(wanted.shape):
@@ -326,7 +323,7 @@ class Execution:
                     f"polyphily run --config {folder / CONFIG}"
                 )
         self.simulation.restore(saved, progress["round"], progress["stopped"])
-        self.tracker.restore(part("tracker/"), self.simulation.device)
+        self.tracker.restore(with_prefix(tensors, "tracker/"), self.simulation.device)
 
     # One round -------------------------------------------------------------------------------
 
@@ -453,27 +450,30 @@ class Execution:
                 }
         return found
 
+    def data_facts(self) -> dict[str, Any]:
+        """Return what the summary says about the data."""
+        first, hashes = self.federations[0], [f.partition.sha256 for f in self.federations]
+        return {
+            "dataset": first.dataset,
+            "partition": {
+                "name": first.partition.name,
+                "clients": len(first),
+                "sha256": hashes[0],
+                **({"sha256_per_seed": hashes} if len(hashes) > 1 else {}),
+            },
+            "split": first.split,
+            "classes": list(first.classes),
+            "clients": [graph.name for graph in first.clients],
+            "seeds": [f.seed for f in self.federations],
+            "notes": list(first.notes),
+        }
+
     def _summary(self) -> dict[str, Any]:
-        first, several = self.federations[0], len(self.federations) > 1
-        hashes = [f.partition.sha256 for f in self.federations]
         facts = RunFacts(
             method=self.method,
             settings=self.settings,
             network=self.simulation.network.describe(),
-            data={
-                "dataset": first.dataset,
-                "partition": {
-                    "name": first.partition.name,
-                    "clients": len(first),
-                    "sha256": first.partition.sha256,
-                    **({"sha256_per_seed": hashes} if several else {}),
-                },
-                "split": first.split,
-                "classes": list(first.classes),
-                "clients": [graph.name for graph in first.clients],
-                "seeds": [f.seed for f in self.federations],
-                "notes": first.notes,
-            },
+            data=self.data_facts(),
             engine=self.settings.engine,
             selection=self.tracker.selection,
             setup_seconds=self.setup_seconds,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyphily.core.messages import Message
+from polyphily.core.messages import Message, with_prefix
 from polyphily.core.method import VIEWS, Method
 from polyphily.core.metrics import METRICS, SPLITS, check_score_axis, describe
 from polyphily.core.settings import Settings
@@ -206,10 +206,7 @@ class Tracker:
         """
         check_score_axis(tensors[f"best/{VIEWS[0]}"].shape[-1], "the checkpoint")
         self.since = tensors["since"].numpy().copy()
-        prefix = "models/"
-        self.models = {
-            n.removeprefix(prefix): t.to(device) for n, t in tensors.items() if n.startswith(prefix)
-        }
+        self.models = {n: t.to(device) for n, t in with_prefix(tensors, "models/").items()}
         for view in VIEWS:
             self.best[view] = tensors[f"best/{view}"].numpy().copy()
             self.best_value[view] = tensors[f"best_value/{view}"].numpy().copy()

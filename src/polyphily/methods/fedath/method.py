@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from polyphily.core.local import Local
+from polyphily.core.messages import with_prefix
 from polyphily.core.method import parameter, register
 from polyphily.core.optimizers import OptimizerSpec
 from polyphily.graphs.random import derive
@@ -20,7 +21,6 @@ from polyphily.methods.fedath.network import (
     EVALUATOR,
     EVALUATORS,
     DualGNN,
-    part_of,
 )
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn import backbones
@@ -147,18 +147,18 @@ class FedATH(FedAvg):
         network, cohort, draws = local.network, local.cohort, local.draws
         assert isinstance(network, DualGNN)
         score: Tensor = functional_call(
-            network.evaluator, part_of(local.params, EVALUATOR), (cohort, draws)
+            network.evaluator, with_prefix(local.params, EVALUATOR), (cohort, draws)
         )
         causal: Output = functional_call(
             network.causal,
-            part_of(local.params, CAUSAL),
+            with_prefix(local.params, CAUSAL),
             (Subgraph(cohort, score.sigmoid()), draws),
         )
         if not (self.use_entropy or self.use_independence):
             return causal.logits, None
         rest = (-score if self.joint else -score.detach()).sigmoid()
         biased: Output = functional_call(
-            network.biased, part_of(local.params, BIASED), (Subgraph(cohort, rest), draws)
+            network.biased, with_prefix(local.params, BIASED), (Subgraph(cohort, rest), draws)
         )
         return causal.logits, biased.logits
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -40,11 +38,6 @@ class DualGNN(Backbone):
     def is_classifier(self, parameter: str) -> bool:
         own = parameter.removeprefix(CAUSAL)
         return parameter.startswith(CAUSAL) and self.causal.is_classifier(own)
-
-
-def part_of(params: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """Return the parameters of one part of the network, by their names in that part."""
-    return {n.removeprefix(part): p for n, p in params.items() if n.startswith(part)}
 
 
 # The edge evaluator Φ ----------------------------------------------------------------------------

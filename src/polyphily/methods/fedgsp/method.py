@@ -25,6 +25,7 @@ from polyphily.core.messages import (
     model,
     model_part,
     statistic,
+    with_prefix,
 )
 from polyphily.core.method import Method, parameter, register
 from polyphily.core.optimizers import OptimizerSpec
@@ -289,7 +290,7 @@ class FedGSP(Method):
     def download(self, state: State, clients: Sequence[int]) -> Message:
         """Mix the models last sent for each client, Eq. (17) and (19)."""
         rows = _rows(state[STRENGTH], clients)
-        last = {n.removeprefix(LAST): t for n, t in state.items() if n.startswith(LAST)}
+        last = with_prefix(state, LAST)
         mlp = rows[:, -1]
         mixed = {n: (mlp @ flat(t)).view(len(rows), *t.shape[1:]) for n, t in last.items()}
         mixed[COEFFICIENTS] = torch.einsum("ikj,jkf->ikf", rows[:, :-1], last[COEFFICIENTS])

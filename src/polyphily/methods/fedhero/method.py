@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from polyphily.core.local import Local
-from polyphily.core.messages import Declared, Message, Sizes, State, Uploads
+from polyphily.core.messages import Declared, Message, Sizes, State, Uploads, with_prefix
 from polyphily.core.method import parameter, register
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import FedAvg
@@ -201,7 +201,7 @@ class FedHERO(FedAvg):
         """Search the k nearest nodes of every node by the learner's similarity, Eq. (3)."""
         network = local.network
         assert isinstance(network, DualChannel)
-        own = {n.removeprefix(LEARNER): p for n, p in local.params.items() if n.startswith(LEARNER)}
+        own = with_prefix(local.params, LEARNER)
         with torch.no_grad():
             found: tuple[Neighbours, None] = functional_call(
                 network.learner, own, (local.cohort, self.k), {"scored": False}
@@ -211,7 +211,7 @@ class FedHERO(FedAvg):
     def loss(self, local: Local) -> Tensor:
         """Compute the cross-entropy plus the regulariser of the latent graph."""
         constants = local.constants
-        known = {n.removeprefix(NEAR): t for n, t in constants.items() if n.startswith(NEAR)}
+        known = with_prefix(constants, NEAR)
         near = Neighbours(**known) if known else None
         arguments = (local.cohort, local.draws, near, constants.get(NOISE))
         output: WithLatent = functional_call(local.network, local.params, arguments)
