@@ -238,7 +238,7 @@ def read_run(folder: Path) -> tuple[options.Request, list[Federation]]:
 def _with_trained_backbone(request: options.Request) -> options.Request:
     """Return the request with the backbone that was trained, for folders of earlier versions.
 
-    Version 0.1 recorded any backbone that was asked for, also where the method built its own.
+    They recorded any backbone that was asked for, also where the method built its own.
     """
     from polyphily.core.method import create
 
