@@ -1,4 +1,4 @@
-"""How much all uploads of a run may tell about a site: `--dp epsilon=8,delta=1e-5,clip=1.0`."""
+"""The privacy budget of a site in a run: `--dp epsilon=8,delta=1e-5,clip=1.0`."""
 
 from __future__ import annotations
 

@@ -52,12 +52,12 @@ class TrainingGraph(StackedGraph, Protocol):
 
     @property
     def mixed(self) -> bool:
-        """Whether losses are computed under autocast to bfloat16."""
+        """True if losses are computed under autocast to bfloat16."""
         ...
 
     @property
     def sampling(self) -> Sampling | None:
-        """What `sample` draws; None if a step sees everything."""
+        """The sampling of `sample`; None if a step sees everything."""
         ...
 
     @property
@@ -277,7 +277,7 @@ class Cohort:
 
     @property
     def _better_dense(self) -> bool:
-        """Whether sparse features have so many entries that a GPU is faster on dense ones."""
+        """True if sparse features have so many entries that a GPU is faster on dense ones."""
         if self.device.type != "cuda":
             return False
         found: list[Any] = [graph.features for graph in self.graphs]
@@ -286,7 +286,7 @@ class Cohort:
 
     @cached_property
     def x_pointers(self) -> tuple[int, ...]:
-        """Where each client's stored feature entries begin (its rows if `x` is dense)."""
+        """The first stored feature entry of each client (the first row if `x` is dense)."""
         return self.segments.pointers_into(self.x)
 
     @cached_property

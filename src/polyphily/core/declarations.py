@@ -1,4 +1,4 @@
-"""What a method sends, for people to read: shapes in words, from its declarations alone."""
+"""Declarations for people to read: shapes in words, without running a round."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HostInputs(Protocol):
-    """Where the numbers of `Local.given` and `Local.on_host` come from in a replayed round."""
+    """The source of `Local.given` and `Local.on_host` in a replayed round."""
 
     @property
     def round_index(self) -> int:

@@ -52,7 +52,7 @@ def payload(message: Message) -> int:
 
 @dataclass(frozen=True)
 class Uploads:
-    """What arrived at the server in a round: stacked tensors, row `i` from `clients[i]`.
+    """The uploads that arrived in a round: stacked tensors, row `i` from `clients[i]`.
 
     After secure aggregation there is one row, made of sums, and no clients.
     """
@@ -142,7 +142,7 @@ Use: TypeAlias = Mean | Sum | Individually
 
 
 class Role(Enum):
-    """What a tensor tells, which decides how differential privacy treats it."""
+    """The kind of information in a tensor, which decides how differential privacy treats it."""
 
     MODEL = "model"  # parameters or changes of them: clipped and noised
     STATISTIC = "statistic"  # computed from the client's data: clipped and noised
@@ -266,7 +266,7 @@ class MessageError(Exception):
 
 @dataclass(frozen=True)
 class Contract:
-    """What a message of one round must look like.
+    """The names, shapes and type that a message of one round must have.
 
     Attributes:
         shapes: the shape of every tensor at one client, by name.
@@ -284,12 +284,12 @@ class Contract:
 
     @cached_property
     def numbers(self) -> int:
-        """How many numbers a client sends."""
+        """The count of numbers that a client sends."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def bytes(self) -> int:
-        """How many bytes a client sends."""
+        """The bytes that a client sends."""
         return self.numbers * self.dtype.itemsize
 
     def check(self, message: Mapping[str, Tensor]) -> None:

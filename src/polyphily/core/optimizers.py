@@ -19,7 +19,7 @@ STEPS = PREFIX + "steps"
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Which optimiser the clients use.
+    """The optimiser of the clients.
 
     Attributes:
         kind: "adam" (L2 penalty added to the gradient), "adamw" (decoupled decay) or "sgd".

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a training step sees of each client's graph.
+    """The part of each client's graph that a training step sees.
 
     Attributes:
         fanouts: the number of neighbours drawn per node, from the train nodes outwards; None for

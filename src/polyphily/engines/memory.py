@@ -1,4 +1,4 @@
-"""Which clients train together: as many as memory allows, one by one in the reference engine."""
+"""Groups of clients that train together: as many as memory allows, or one by one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Groups:
 
     @property
     def room(self) -> int:
-        """How many simulations like this one gain by training in one group, at least 1.
+        """The number of simulations like this one that gain by training in one group, at least 1.
 
         A GPU gains until its memory is full, a CPU while the work of a group stays in its cache.
         """

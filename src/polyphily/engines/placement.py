@@ -1,4 +1,4 @@
-"""Which process each client lives in, and how rows of tensors get from one process to another."""
+"""The processes that clients live in, and the transfer of rows between processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyphily.graphs.loading import Federation
 
 
 class Placement(Protocol):
-    """Where the clients of a simulation live.
+    """The assignment of clients to processes.
 
     Clients are numbered through all federations of a simulation, from 0. Every process holds the
     graphs, models and memories of its own; the servers are those of the leading process.

@@ -1,4 +1,4 @@
-"""Where a simulation's tensors are kept: on a GPU always at the same place.
+"""Storage of a simulation's tensors: on a GPU always at the same addresses.
 
 A recorded round reads and writes fixed addresses, so that new values must be copied into the
 tensors that are there.

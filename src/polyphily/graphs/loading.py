@@ -71,7 +71,7 @@ class Federation:
 
     @property
     def dense(self) -> bool:
-        """Whether the features of all clients are dense, not a sparse bag of words."""
+        """True if the features of all clients are dense, not a sparse bag of words."""
         return not any(sp.issparse(graph.features) for graph in self.clients)
 
     def __repr__(self) -> str:

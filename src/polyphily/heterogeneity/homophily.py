@@ -1,4 +1,4 @@
-"""How labels relate along edges: four definitions of homophily, and label informativeness.
+"""Relations of labels along edges: four definitions of homophily, and label informativeness.
 
 They describe the data, not training: all known labels are used, regardless of the split. Unlabelled
 nodes are left out, and so are edges with an unlabelled end. Undefined values (no such edge, a

@@ -1,4 +1,4 @@
-"""What is lost when one graph is divided among clients: edges, and label signal along them."""
+"""The loss of a partition: edges between clients, and the label signal along them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_ONCE = 16  # number of clients whose labels are propagated together
 
 @dataclass(frozen=True)
 class Loss:
-    """What a partition loses. A share is NaN if there was nothing to lose.
+    """The losses of a partition. A share is NaN if there was nothing to lose.
 
     Attributes:
         edges: the number of undirected edges whose ends are at no client together.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """What a backbone returns for every node of a stacked graph."""
+    """The output of a backbone for every node of a stacked graph."""
 
     logits: Tensor
     embedding: Tensor

@@ -297,7 +297,7 @@ def precision() -> str:
 
 
 class Hashes(NamedTuple):
-    """What decides which entries are kept in consecutive calls of dropout; `call` is the first."""
+    """The seeds that decide which entries consecutive calls of dropout keep, from `call` on."""
 
     words: Tensor
     round_index: Tensor

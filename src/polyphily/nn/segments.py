@@ -54,7 +54,7 @@ class Segments:
 
     @cached_property
     def pointers(self) -> tuple[int, ...]:
-        """Where the rows of each client begin, and the number of rows."""
+        """The first row of each client, and the number of rows."""
         return (0, *np.cumsum(self.sizes).tolist())
 
     @property

@@ -1,4 +1,4 @@
-"""What layers and networks need of a stacked graph: the graphs of `K` clients as one.
+"""Protocols of a stacked graph, the graphs of `K` clients as one, for layers and networks.
 
 Nodes of client `k` are the rows `segments.pointers[k]` to `segments.pointers[k + 1]`, and no edge
 joins two clients. These are protocols: any class with the members will do. The graph that clients
@@ -49,7 +49,7 @@ class AttentionPattern(Protocol):
 
 
 class GraphOperators(Protocol):
-    """What convolutions need of a stacked graph: whose the nodes are, and how to propagate."""
+    """The part of a stacked graph that convolutions need: nodes per client, and operators."""
 
     @property
     def segments(self) -> Segments:
@@ -73,7 +73,7 @@ class GraphOperators(Protocol):
 
 
 class StackedGraph(GraphOperators, Protocol):
-    """What networks need of a stacked graph: its operators, features, edges and train labels."""
+    """A stacked graph as networks see it: operators, features, edges and train labels."""
 
     @property
     def device(self) -> torch.device: ...
@@ -96,7 +96,7 @@ class StackedGraph(GraphOperators, Protocol):
 
     @property
     def x_pointers(self) -> tuple[int, ...]:
-        """Where each client's stored feature entries begin (its rows if `x` is dense)."""
+        """The first stored feature entry of each client (the first row if `x` is dense)."""
         ...
 
     @property

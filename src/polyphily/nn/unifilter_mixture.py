@@ -45,7 +45,7 @@ class Ragged:
 
     @cached_property
     def pointers(self) -> tuple[int, ...]:
-        """Where each client's entries begin."""
+        """The first entry of each client, and the number of entries."""
         return (0, *np.cumsum([block[0].numel() for block in self.blocks]).tolist())
 
     def split(self, entries: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What a page shows beyond scores: inspection, confusion, tensors sent, collaboration weights.
+"""Evidence for a page beyond scores: inspection, confusion, tensors sent, collaboration weights.
 
 Most of it needs the graphs. It is computed while they are loaded and saved in the run folder, so
 that the page can be made on a machine without the data.

@@ -1,4 +1,4 @@
-"""What a run leaves in writing: the record of a round and the summary, for every engine."""
+"""The record of a round and the summary of a run, for every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What clients do in a round, one or many: a simulation and a Flower site both drive this."""
+"""The client runtime: the work of one or many clients in a round.
+
+A simulation and a Flower site both drive it.
+"""
 
 from __future__ import annotations
 

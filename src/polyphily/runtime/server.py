@@ -1,4 +1,7 @@
-"""What a server does in a round: a simulation and a Flower server both drive this."""
+"""The server runtime: the work of a server in a round.
+
+A simulation and a Flower server both drive it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Server:
         initial = {name: value.detach()[0] for name, value in network.named_parameters()}
         shared = {name: initial[name].clone() for name in sizes.parameters}
         self.one_model = method.evaluated == "global" and len(shared) == len(initial)
-        """Whether the federation has a single model: clients keep no parameter to themselves."""
+        """True if the federation has a single model: clients keep no parameter to themselves."""
         self.state: State = method.init_server_state(shared, clients)
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._contracts: dict[tuple[bool, ...], Contract] = {}

@@ -88,7 +88,7 @@ class Tracker:
 
     @property
     def selection(self) -> str:
-        """Whose validation score picks the best round: "client" or "federation"."""
+        """The owner of the score that selects the best round: "client" or "federation"."""
         return "client" if self.per_client else "federation"
 
     def update(self, view: str, scores: FloatArray, round_index: int) -> npt.NDArray[np.bool_]:

@@ -120,7 +120,7 @@ def unscaled(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scale:
-    """What is brought to one range before the W step.
+    """The quantity that is scaled to one range before the W step.
 
     Attributes:
         each: applied to the distances of each kind.

@@ -156,7 +156,7 @@ class FedHERO(FedAvg):
 
     @property
     def weigh(self) -> Weigh:
-        """How similarities become the weights of Ã."""
+        """The function from similarities to the weights of Ã."""
         if self.latent == "bernoulli":
             return bernoulli_weights
         return binary_weights if self.weights == "one" else similarity_weights

@@ -50,7 +50,7 @@ class Neighbours:
 
     @cached_property
     def filled(self) -> Tensor:
-        """Whether each entry is a neighbour, `[N, k]`."""
+        """True for entries that are neighbours, `[N, k]`."""
         own = torch.arange(len(self.index), device=self.index.device)
         return self.index != own.unsqueeze(1)
 
