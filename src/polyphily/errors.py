@@ -22,6 +22,10 @@ class TrainingError(PolyphilyError):
     """A run that failed although the request was valid."""
 
 
+class MethodError(PolyphilyError, TypeError):
+    """A method whose hooks do not keep to their contract; for the method's author."""
+
+
 class Diverged(TrainingError):
     """A run in which no client of a federation sent finite numbers.
 

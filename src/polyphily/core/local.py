@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from polyphily.core.cohort import TrainingGraph
 from polyphily.core.messages import Message
 from polyphily.core.optimizers import Optimizer, OptimizerSpec
+from polyphily.errors import MethodError
 from polyphily.nn.backbones import Backbone, Output
 from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
@@ -152,7 +153,7 @@ class Local:
             ):
                 loss = method.loss(self)
             if loss.shape != total.shape:  # a sum over clients would mix their gradients' scales
-                raise TypeError(
+                raise MethodError(
                     f"{type(method).__name__}.loss returned a tensor of shape {tuple(loss.shape)}: "
                     f"return one value per client, shape ({len(whole)},)"
                 )

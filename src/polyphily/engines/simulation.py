@@ -25,7 +25,7 @@ from polyphily.engines.backends import Direct
 from polyphily.engines.memory import Groups
 from polyphily.engines.placement import OneProcess, Placement
 from polyphily.engines.recorded import Recorded
-from polyphily.errors import Diverged
+from polyphily.errors import Diverged, MethodError
 from polyphily.graphs.loading import Federation
 from polyphily.nn.backbones import Backbone
 from polyphily.runtime.client import Clients, Trained, cohort_of
@@ -199,7 +199,7 @@ class Simulation:
             try:
                 self.servers[0].upload_contract(self.round).check(trained.uploads)
             except MessageError as error:
-                raise TypeError(
+                raise MethodError(
                     f"{self.method.name} does not upload what it declares: an upload of round "
                     f"{self.round + 1} {error}"
                 ) from None

@@ -176,7 +176,7 @@ class Execution:
         self.reports: list[dict[str, Any]] = []
         self.watched = True  # whether a callback looks at the records of rounds
         if settings.engine != "flower":  # sites of their own have no use for it
-            self.tracker.counts  # noqa: B018  all that can fail fails here
+            _ = self.tracker  # builds the rest, so that what can fail fails before the first round
         self.setup_seconds = loading_seconds + time.perf_counter() - began
 
     @cached_property

@@ -19,6 +19,7 @@ from polyphily.core.method import Method, sizes_of
 from polyphily.core.optimizers import PREFIX, OptimizerSpec, initial_state
 from polyphily.core.sampling import Sampling
 from polyphily.core.settings import MIXED, Settings
+from polyphily.errors import MethodError
 from polyphily.graphs.graph import Graph
 from polyphily.graphs.random import generator
 from polyphily.nn.backbones import Backbone
@@ -227,7 +228,7 @@ class Clients:
                 upload = self.guard(upload, received, local.draws)
             changed = {name: value.detach() for name, value in method.update_memory(local).items()}
         if extra := sorted(changed.keys() - memory.keys()):
-            raise TypeError(
+            raise MethodError(
                 f"{type(method).__name__}.update_memory returned '{extra[0]}', which "
                 "init_client_state did not: a memory has the same entries in every round"
             )
