@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from polyphily.core.messages import Declared, Dims, Sizes
@@ -91,8 +91,3 @@ def _words(dim: int, slopes: dict[str, float]) -> str:
         return str(dim)
     terms = [n if s == 1 else f"{s}·{n}" for n, s in whole.items() if s]
     return " + ".join([*terms, *([str(rest)] if rest or not terms else [])])
-
-
-def names(declared: Sequence[Declared]) -> list[str]:
-    """Return the names of all tensors that are declared."""
-    return [name for entry in declared for name in entry.shapes]

@@ -45,11 +45,6 @@ def as_model(params: Mapping[str, Tensor]) -> Message:
     return {MODEL + name: value for name, value in params.items()}
 
 
-def payload(message: Message) -> int:
-    """Count the bytes of one client's share of a message."""
-    return sum(t.numel() // len(t) * t.element_size() for t in message.values())
-
-
 @dataclass(frozen=True)
 class Uploads:
     """The uploads that arrived in a round: stacked tensors, row `i` from `clients[i]`.
