@@ -258,7 +258,7 @@ def test_uploads_of_any_two_sites_are_within_the_sensitivity(name: str) -> None:
     """Before noise: everything that may differ between graphs lies in a ball of radius clip."""
     clip, method = 0.3, create(name)
     simulation = simulate(method, small_federation((17, 9, 24, 12)), 2, lr=0.5)
-    declared = simulation.servers[0].uploads
+    declared = simulation.servers[0].declared_uploads
     tallies, publics = (
         [n for entry in declared if entry.role is role for n in entry.shapes]
         for role in (Role.COUNT, Role.PUBLIC)
@@ -377,7 +377,7 @@ def test_clients_that_are_not_asked_spend_nothing() -> None:
         None,
     )
     execution.advance_to_the_end(lambda _: None)
-    uploads = execution.simulation.uploads
+    uploads = execution.simulation.upload_counts
     assert uploads.sum() == 6, "one of the two that are asked fails to answer"
     budget = Budget(8.0, 1e-5)
     spent = budget.spent(budget.multiplier(6), int(uploads.max()))

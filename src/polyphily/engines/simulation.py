@@ -120,7 +120,7 @@ class Simulation:
         self.groups = Groups(self.clients, self.settings, self.placement.sharing(self.device))
         self.round, self.moves, self.even = 0, 0, True
         self.stopped: set[int] = set()
-        self.uploads = np.zeros(self.starts[-1], dtype=np.int64)  # by each client so far
+        self.upload_counts = np.zeros(self.starts[-1], dtype=np.int64)  # by each client so far
         self._checked: Message | None = None  # uploads that agree with their declaration
         self.backend = Recorded(self) if self.device.type == "cuda" else Direct(self)
 
@@ -261,7 +261,7 @@ class Simulation:
     ) -> RoundReport:
         ends = np.cumsum([0, *(len(plan.answering) for plan in plans)]).tolist()
         contract = self.servers[0].upload_contract(self.round)
-        self.uploads[active] += bool(contract.shapes)
+        self.upload_counts[active] += bool(contract.shapes)
         down = self.servers[0].download_contract(self.round).bytes
         return RoundReport(
             round=self.round + 1,
@@ -275,7 +275,7 @@ class Simulation:
             ],
             bytes_up=bytes_up,
             bytes_down=[down * len(plan.asked) for plan in plans],
-            uploads=[int(self.uploads[a:b].max()) for a, b in pairwise(self.starts)],
+            uploads=[int(self.upload_counts[a:b].max()) for a, b in pairwise(self.starts)],
         )
 
     # Views -----------------------------------------------------------------------------------
@@ -332,7 +332,9 @@ class Simulation:
         for s, state in enumerate(states):
             saved |= {f"{STATE}{s}/{n}": t for n, t in state.items()}
         return saved | (
-            {UPLOADS: torch.from_numpy(self.uploads[clients].copy())} if self.clients.guard else {}
+            {UPLOADS: torch.from_numpy(self.upload_counts[clients].copy())}
+            if self.clients.guard
+            else {}
         )
 
     def restore(self, tensors: Message, round_index: int, stopped: Sequence[int]) -> None:
@@ -340,7 +342,7 @@ class Simulation:
         memory = self.placement.own_rows({n: tensors[MEMORY + n] for n in self.memory})
         states = [with_prefix(tensors, f"{STATE}{s}/") for s in range(len(self.servers))]
         if UPLOADS in tensors:
-            self.uploads = tensors[UPLOADS].cpu().numpy().copy()
+            self.upload_counts = tensors[UPLOADS].cpu().numpy().copy()
         self.set_state(memory, states, round_index)
         self.stopped = set(stopped)
 

@@ -66,7 +66,7 @@ class Coordinator:
         self.server = plan.server()
         self.method = self.server.method
         self.view = self.method.view
-        self.guard = guard_of(plan.settings, self.server.uploads)
+        self.guard = guard_of(plan.settings, self.server.declared_uploads)
         self.accepted = dict.fromkeys(plan.sites, 0)
         self.exchange = Exchange(plan, self.transport, self.policy, self.emit)
         private = self.guard is not None

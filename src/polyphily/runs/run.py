@@ -485,7 +485,7 @@ class Execution:
     def _privacy(self) -> dict[str, Any]:
         """Return what was promised and what was spent, where anything was asked for."""
         simulation = self.simulation
-        uploads = int(simulation.uploads.max())
+        uploads = int(simulation.upload_counts.max())
         found = account(self.settings, simulation.clients.guard, uploads)
         if self.settings.secure_aggregation:
             from polyphily.privacy.secure_aggregation import promise

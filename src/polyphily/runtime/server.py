@@ -51,8 +51,8 @@ class Server:
     ) -> None:
         self.method, self.settings, self.clients, self.seed = method, settings, clients, seed
         sizes = sizes_of(method, network, clients)
-        self.uploads: tuple[Declared, ...] = method.uploads(sizes)
-        self.downloads: tuple[Declared, ...] = method.downloads(sizes)
+        self.declared_uploads: tuple[Declared, ...] = method.uploads(sizes)
+        self.declared_downloads: tuple[Declared, ...] = method.downloads(sizes)
         initial = {name: value.detach()[0] for name, value in network.named_parameters()}
         shared = {name: initial[name].clone() for name in sizes.parameters}
         self.one_model = method.evaluated == "global" and len(shared) == len(initial)
@@ -85,16 +85,16 @@ class Server:
 
     def upload_contract(self, round_index: int) -> Contract:
         """Return what an upload of a round must look like."""
-        return self._contract(self.uploads, round_index)
+        return self._contract(self.declared_uploads, round_index)
 
     def download_contract(self, round_index: int) -> Contract:
         """Return what a download of a round looks like."""
-        return self._contract(self.downloads, round_index)
+        return self._contract(self.declared_downloads, round_index)
 
     def _contract(self, declared: tuple[Declared, ...], round_index: int) -> Contract:
         """Return the contract of a round, made once for all rounds in which the same travels."""
         travelling = tuple(round_index + 1 in entry.rounds for entry in declared)
-        key = (declared is self.uploads, *travelling)
+        key = (declared is self.declared_uploads, *travelling)
         if key not in self._contracts:
             self._contracts[key] = Contract.of(declared, round_index + 1, self._dtype)
         return self._contracts[key]
@@ -121,11 +121,13 @@ class Server:
 
     def weights_of_means(self) -> dict[str, str]:
         """Return the weight of every upload that the server averages, by name."""
-        return weights_in(self.uploads)
+        return weights_in(self.declared_uploads)
 
     def counts(self) -> list[str]:
         """Return the names of uploads that count nodes."""
-        return [n for entry in self.uploads if entry.role is Role.COUNT for n in entry.shapes]
+        return [
+            n for entry in self.declared_uploads if entry.role is Role.COUNT for n in entry.shapes
+        ]
 
     def collaboration(self) -> Tensor | None:
         """Return by which weights the server mixes models now, if it has any."""

@@ -26,14 +26,14 @@ from polyphily.testing.cases import MethodCase, method_check, trained
 def _declares_what_it_sends(case: MethodCase) -> None:
     simulation = case.simulate(0)
     server, clients = simulation.servers[0], len(simulation.cohort)
-    for hook, declared in (("uploads", server.uploads), ("downloads", server.downloads)):
+    for hook, declared in (("uploads", server.declared_uploads), ("downloads", server.declared_downloads)):
         names = [name for entry in declared for name in entry.shapes]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise case.fail(f"{twice[0]} is declared twice", "declare every tensor once", hook)
-    for entry in server.uploads:
+    for entry in server.declared_uploads:
         by = getattr(entry.server, "by", None)
-        weights = {n: s for own in server.uploads for n, s in own.shapes.items()}
+        weights = {n: s for own in server.declared_uploads for n, s in own.shapes.items()}
         if by is not None and by not in weights:
             raise case.fail(
                 f"{entry.name} is averaged by {by}, which is not uploaded",
