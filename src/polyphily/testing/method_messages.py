@@ -26,7 +26,10 @@ from polyphily.testing.cases import MethodCase, method_check, trained
 def _declares_what_it_sends(case: MethodCase) -> None:
     simulation = case.simulate(0)
     server, clients = simulation.servers[0], len(simulation.cohort)
-    for hook, declared in (("uploads", server.declared_uploads), ("downloads", server.declared_downloads)):
+    for hook, declared in (
+        ("uploads", server.declared_uploads),
+        ("downloads", server.declared_downloads),
+    ):
         names = [name for entry in declared for name in entry.shapes]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
