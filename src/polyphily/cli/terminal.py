@@ -186,9 +186,10 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
 
 
 def describe_data(*summaries: Mapping[str, Any]) -> str:
-    """Return the data, the networks and the length of runs on the same data in one line."""
+    """Return the data, network and length of a run in one line; backbones, if there are several."""
     summary = summaries[0]
-    networks = dict.fromkeys(run.get("network", run["backbone"]) for run in summaries)
+    key = "network" if len(summaries) == 1 and "network" in summary else "backbone"
+    networks = dict.fromkeys(run[key] for run in summaries)
     partition, seeds = summary["partition"], summary["seeds"]
     numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
     return (
