@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import pytest
@@ -11,10 +12,14 @@ import polyphily
 from cases import assert_close, assert_same_bits, simulate, small_federation
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, model_part
+from polyphily.core.method import create
 from polyphily.engines.backends import Answers
+from polyphily.engines.simulation import Simulation
 from polyphily.errors import TrainingError, UserError
+from polyphily.graphs.loading import Federation
 from polyphily.methods.fedavg import FedAvg
 from polyphily.runtime.client import Trained
+from polyphily.runtime.server import RoundPlan
 
 
 @dataclass(frozen=True)
@@ -173,3 +178,28 @@ def test_numbers_too_large_for_a_sum_are_finite_all_the_same() -> None:
     huge[1, 2] = torch.inf
     answers = Answers.of(Trained({"w": huge}, {}, torch.zeros(2)))
     assert answers.look()[0] == [True, False]
+
+
+@pytest.mark.parametrize("method", ["fedproto", "s2fgl"])
+def test_a_federation_that_nobody_answered_runs_beside_one_that_was(method: str) -> None:
+    """Its server has no prototypes yet, the other one has."""
+    federations = [small_federation(seed=seed) for seed in (1, 2)]
+    made = create(method, {"warm_up": 0, "ramp": 1} if method == "s2fgl" else {})
+
+    def run(own: list[Federation], silent: int) -> Simulation:
+        simulation = simulate(made, own, 0)
+        usual = simulation.servers[silent].plan
+
+        def plan(round_index: int, stopped: Collection[int] = ()) -> RoundPlan:
+            found = usual(round_index, stopped)
+            return found if round_index else RoundPlan(found.asked, found.asked, [])
+
+        simulation.servers[silent].plan = plan  # type: ignore[method-assign]
+        for _ in range(3):
+            simulation.advance()
+        return simulation
+
+    together, alone = run(federations, 1), run(federations[1:], 0)
+    rows = slice(together.starts[1], together.starts[2])
+    assert_close({n: t[rows] for n, t in together.memory.items()}, alone.memory, 1e-9)
+    assert_close(together.states[1], alone.states[0], 1e-9)

@@ -181,16 +181,25 @@ class Simulation:
         ]
 
     def download(self, clients: Sequence[Sequence[int]]) -> Message:
-        """Return what the servers send to these clients of each federation, stacked."""
-        sent = [
-            server.download(asked)
-            for server, asked in zip(self.servers, clients, strict=True)
-            if asked
-        ]
+        """Return what the servers send to these clients of each federation, stacked.
+
+        A server to which nobody has answered yet may lack an entry that others have, such as
+        prototypes. It sends zeros then, which methods read as nothing.
+        """
+        asked = [(server, own) for server, own in zip(self.servers, clients, strict=True) if own]
+        sent = [server.download(own) for server, own in asked]
         if len(sent) == 1:
             return sent[0]
-        names = sent[0] if sent else {}
-        return {name: torch.cat([message[name] for message in sent]) for name in names}
+        examples = {name: tensor for message in sent for name, tensor in message.items()}
+        return {
+            name: torch.cat(
+                [
+                    message[name] if name in message else like.new_zeros(len(own), *like.shape[1:])
+                    for message, (_, own) in zip(sent, asked, strict=True)
+                ]
+            )
+            for name, like in examples.items()
+        }
 
     def _check(self, plans: Sequence[RoundPlan], fine: Sequence[bool], trained: Trained) -> None:
         """Compare uploads with their declaration; end the run where nobody's numbers are finite."""
