@@ -1,4 +1,4 @@
-"""What methods declare about messages, against what they send."""
+"""Declarations of messages, compared with what methods send."""
 
 from __future__ import annotations
 
