@@ -67,6 +67,7 @@ def show_method(
             "symbol": field.metadata.get("symbol", ""),
             "default": field.default,
             "paper": field.metadata.get("paper"),
+            "code": field.metadata.get("code"),
             "meaning": field.metadata.get("doc", ""),
             "choices": list(field.metadata.get("choices", ())),
         }
@@ -81,6 +82,7 @@ def show_method(
         "backbone": cls.backbone,
         "backbones": list(method.supported_backbones()),
         "hyperparameters": parameters,
+        "left_open": list(cls.left_open),
         "uploaded": up,
         "downloaded": down,
         "secure_aggregation": {"possible": refusal is None, "why_not": refusal},
@@ -96,8 +98,8 @@ def show_method(
         + ("the model the server sends" if cls.evaluated == "global" else "each client's own model")
         + f"; best round chosen per {cls.selection}"
     )
-    departs = any(p["paper"] is not None for p in parameters)
-    hint = "; --set paper=on takes the paper's values" if departs else ""
+    hint = "; --set paper=on takes the paper's values" if cls.paper_form() else ""
+    hint += ", code=on those of its authors' code" if cls.code_form() else ""
     console.print(f"\n[bold]Hyperparameters[/bold] (--set name=value{hint})")
     if parameters:
         rows = [_hyperparameter_row(p) for p in parameters]
@@ -105,6 +107,10 @@ def show_method(
         console.print(_indented(_table(rows, columns)))
     else:
         console.print("  none")
+    if cls.left_open:
+        console.print("\n[bold]Open in the paper[/bold], and what is done here")
+        for sentence in cls.left_open:
+            console.print(_indented(escape(f"- {sentence}")))
     console.print(f"\n[bold]Backbones[/bold] {', '.join(method.supported_backbones())}")
     for title, rows in (("Sent by each site", up), ("Sent to each site", down)):
         console.print(f"\n[bold]{title}[/bold] (backbone {backbone_of(method)}, 2 layers)")
@@ -270,11 +276,11 @@ def _hyperparameter_row(parameter: dict[str, Any]) -> dict[str, str]:
 
     p = parameter
     choices = f"one of: {', '.join(p['choices'])}" if p["choices"] else ""
-    paper = "" if p["paper"] is None else f"paper: {number(p['paper'])}"
+    forms = [f"{form}: {number(p[form])}" for form in ("paper", "code") if p[form] is not None]
     return {
         "name": " ".join(dict.fromkeys([p["name"], p["symbol"]])).strip(),
         "value": number(p["default"]),
-        "meaning": "\n".join(filter(None, (p["meaning"], choices, paper))),
+        "meaning": "\n".join(filter(None, (p["meaning"], choices, *forms))),
     }
 
 

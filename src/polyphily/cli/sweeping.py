@@ -59,7 +59,7 @@ def sweep(
     """
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages, write_page
-    from polyphily.core.method import METHODS
+    from polyphily.core.method import METHODS, settable
     from polyphily.papers import runner
     from polyphily.report import runs
     from polyphily.runs import tracking
@@ -71,7 +71,7 @@ def sweep(
     if len(axes) < len(vary):
         raise UserError("--vary: a name is given twice; write all its values at once: name=v1,v2")
     request = options.gather(None, values, set_ or [], config)
-    known = {name: set(METHODS.find(name).hyperparameters()) for name in names}
+    known = {name: settable(name) for name in names}
     _check(axes, request, known)
     points = [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
     data = Path(str(request.data["dataset"]).partition(":")[0]).name

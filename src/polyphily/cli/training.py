@@ -132,7 +132,7 @@ def compare(
     """
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.core.method import METHODS, PAPER, create
+    from polyphily.core.method import METHODS, create, settable
     from polyphily.core.sampling import check_sampling
     from polyphily.core.settings import from_mapping
     from polyphily.privacy.differential import check_privacy
@@ -142,7 +142,7 @@ def compare(
     if len(set(names)) < len(names):
         raise UserError("compare: a method is named twice")
     request = options.gather(None, values, set_ or [], config)
-    known = {name: {*METHODS.find(name).hyperparameters(), PAPER} for name in names}
+    known = {name: settable(name) for name in names}
     for given in request.hyperparameters:
         if not any(given in own for own in known.values()):
             raise unknown("hyperparameter", given, set().union(*known.values()))

@@ -7,7 +7,7 @@ many clients); server hooks see uploads and the server's own state, and nothing 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -35,10 +35,18 @@ from polyphily.registry import Registry
 VIEWS = ("received", "trained")  # the model as the server sends it, and as the client trained it
 VIEW_OF = {"global": "received", "personal": "trained"}
 PAPER = "paper"  # `--set paper=on`: every hyperparameter as the paper has it
+CODE = "code"  # `--set code=on`: as the authors' code has it, without its defects
+FORMS = (PAPER, CODE)
 
 
 def parameter(
-    default: Any, doc: str, *, symbol: str = "", choices: Sequence[str] = (), paper: Any = None
+    default: Any,
+    doc: str,
+    *,
+    symbol: str = "",
+    choices: Sequence[str] = (),
+    paper: Any = None,
+    code: Any = None,
 ) -> Any:
     """Declare a hyperparameter.
 
@@ -48,13 +56,21 @@ def parameter(
         symbol: the paper's symbol.
         choices: the values there are, for text.
         paper: the paper's value where that is another (`--set paper=on` takes it).
+        code: the value in the authors' code where that differs from the paper's (`--set code=on`
+            takes it).
     """
     if not isinstance(default, bool | int | float | str):
         raise TypeError(
             f"parameter({default!r}, …): the default must be a bool, int, float or str, because "
             "its type is how values from the command line are read"
         )
-    metadata = {"doc": doc, "symbol": symbol, "choices": tuple(choices), "paper": paper}
+    metadata = {
+        "doc": doc,
+        "symbol": symbol,
+        "choices": tuple(choices),
+        PAPER: paper,
+        CODE: code,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -69,6 +85,8 @@ class Method:
             the client trained it.
         selection: whose validation score picks the best round: "federation" or each "client".
         backbone: the network that the method is made for, used if the user names none.
+        left_open: what the paper does not say or contradicts, and what is done here, a sentence
+            each; `methods show` prints them.
     """
 
     name: ClassVar[str]
@@ -76,6 +94,7 @@ class Method:
     evaluated: ClassVar[Literal["global", "personal"]] = "global"
     selection: ClassVar[Literal["federation", "client"]] = "federation"
     backbone: ClassVar[str | None] = None
+    left_open: ClassVar[Sequence[str]] = ()
 
     @property
     def view(self) -> str:
@@ -185,6 +204,17 @@ class Method:
 
     # For people ------------------------------------------------------------------------------
 
+    def rounds_before_it_acts(self) -> int:
+        """Return for how many rounds the method trains as its plain baseline does: a warm-up."""
+        return 0
+
+    def without_effect(self) -> Mapping[str, str]:
+        """Return the hyperparameters that change nothing beside the others, each with the reason.
+
+        A user who sets one of them is told so (`check_effects`).
+        """
+        return {}
+
     @classmethod
     def hyperparameters(cls) -> dict[str, dataclasses.Field[Any]]:
         return {f.name: f for f in dataclasses.fields(cls)}
@@ -192,7 +222,20 @@ class Method:
     @classmethod
     def paper_form(cls) -> dict[str, Any]:
         """Return the hyperparameters whose defaults depart from the paper, as they are there."""
-        found = {n: f.metadata.get("paper") for n, f in cls.hyperparameters().items()}
+        return cls._values_in(PAPER)
+
+    @classmethod
+    def code_form(cls) -> dict[str, Any]:
+        """Return the hyperparameters of the authors' code: the paper's but for those it changes.
+
+        Empty if nothing is known of such code, or nothing in it differs.
+        """
+        found = cls._values_in(CODE)
+        return {**cls.paper_form(), **found} if found else {}
+
+    @classmethod
+    def _values_in(cls, form: str) -> dict[str, Any]:
+        found = {n: f.metadata.get(form) for n, f in cls.hyperparameters().items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def reason_against_sums(self, sizes: Sizes) -> str | None:
@@ -254,22 +297,58 @@ def register(name: str, *, cite: str) -> Callable[[M], M]:
     return add
 
 
+def settable(name: str) -> set[str]:
+    """Return the names that `create` takes for a method: its hyperparameters and its forms."""
+    cls = METHODS.find(name)
+    return {*cls.hyperparameters(), PAPER, *([CODE] if cls.code_form() else [])}
+
+
 def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """Return a method with some hyperparameters set, values as Python values or as text.
 
-    `paper=on` sets all of them as the paper has them, but for those that are set beside it.
+    `paper=on` sets all of them as the paper has them, `code=on` as the authors' code does, but for
+    those that are set beside it.
     """
     cls = METHODS.find(name)
     fields = cls.hyperparameters()
     wanted = dict(settings or {})
-    values: dict[str, Any] = {}
-    if PAPER not in fields and _truth(cls.name, PAPER, wanted.pop(PAPER, False)):
-        values |= cls.paper_form()
+    values = _form(cls, wanted)
     for key, value in wanted.items():
         if key not in fields:
-            raise unknown(f"hyperparameter of {cls.name}", key, [*fields, PAPER])
+            raise unknown(f"hyperparameter of {cls.name}", key, [*fields, *FORMS])
         values[key] = _convert(cls.name, fields[key], value)
     return cls(**values)
+
+
+def _form(cls: type[Method], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Take `paper` and `code` out of what is wanted; return the values of the form they name."""
+    fields = cls.hyperparameters()
+    chosen = [
+        form
+        for form in FORMS
+        if form not in fields and _truth(cls.name, form, wanted.pop(form, False))
+    ]
+    if len(chosen) > 1:
+        raise UserError(f"{cls.name}: set paper=on or code=on, not both")
+    if chosen == [CODE] and not cls.code_form():
+        raise UserError(
+            f"{cls.name}: there is no code=on: this library knows no code of its authors that "
+            "differs from the paper (paper=on is the paper's form)"
+        )
+    return {PAPER: cls.paper_form, CODE: cls.code_form}[chosen[0]]() if chosen else {}
+
+
+def check_effects(method: Method, given: Iterable[str]) -> None:
+    """Raise a `UserError` if a hyperparameter that the user set changes nothing.
+
+    Args:
+        method: as it was created.
+        given: the names that the user set.
+    """
+    idle = method.without_effect()
+    for name in given:
+        if name in idle:
+            raise UserError(f"{method.name}: '{name}' has no effect here: {idle[name]}")
 
 
 def _truth(method: str, name: str, value: Any) -> bool:

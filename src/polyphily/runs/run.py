@@ -20,7 +20,7 @@ from polyphily.core import settings as knobs
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, with_prefix
-from polyphily.core.method import METHODS, PAPER, VIEWS, Method, create
+from polyphily.core.method import FORMS, METHODS, VIEWS, Method, create
 from polyphily.core.metrics import Evaluator, check_metric
 from polyphily.core.sampling import check_sampling
 from polyphily.core.settings import Settings
@@ -111,7 +111,7 @@ def run(
     chosen = {k: v for k, v in options.items() if k in knobs.names()}
     rest = {k: v for k, v in options.items() if k not in chosen}
     if isinstance(method, str):
-        known = {*METHODS.find(method).hyperparameters(), PAPER, *knobs.names()}
+        known = {*METHODS.find(method).hyperparameters(), *FORMS, *knobs.names()}
         for name in rest:
             if name not in known:
                 raise unknown("setting", name, known)

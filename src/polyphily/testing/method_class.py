@@ -8,7 +8,7 @@ import inspect
 import torch
 
 from polyphily.core import settings as knobs
-from polyphily.core.method import METHODS, PAPER, Method, create
+from polyphily.core.method import FORMS, METHODS, Method, create
 from polyphily.nn.backbones import Backbone, Shape
 from polyphily.testing.cases import MethodCase, method_check, trained
 from polyphily.testing.comparing import CheckFailed
@@ -45,7 +45,7 @@ def check_class(cls: type[Method]) -> None:
                 f"{name}.{field.name}: the hyperparameter has no default or no description. "
                 f'Declare it with parameter(default, "what it means").'
             )
-        if field.name in {*knobs.names(), PAPER}:
+        if field.name in {*knobs.names(), *FORMS}:
             raise CheckFailed(
                 f"{name}.{field.name}: settings of a run have this name already, so the "
                 "hyperparameter could not be set. Choose another name."
