@@ -31,7 +31,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return random_graph(120, density=0.04, name="one")
+    return replace(random_graph(120, density=0.04, name="one"), masks=None)
 
 
 def dense(graph: Graph) -> npt.NDArray[np.float32]:
@@ -385,6 +385,54 @@ def test_masks_set_on_graphs_in_memory_are_their_own_split() -> None:
     graphs = random_graphs([12, 12])
     for client, one in zip(load(graphs).clients, graphs, strict=True):
         np.testing.assert_array_equal(parts_of(client.masks), parts_of(one.masks))
+
+
+def test_a_graphs_own_split_is_kept_when_it_is_divided() -> None:
+    (one,) = random_graphs([60])
+    which = np.arange(60) % 4
+    own = replace(one, masks=None, own_masks=(Masks(which == 0, which == 1, which == 2),))
+    federation = load(own, partition="random", clients=4)
+    assert federation.split == "own"
+    for k, client in enumerate(federation.clients):
+        nodes = federation.partition.nodes_of(k)
+        np.testing.assert_array_equal(
+            parts_of(client.masks), parts_of(own.own_masks[0].take(nodes))
+        )
+    assert not federation.notes
+    drawn = load(own, partition="random", clients=4, split="0.6,0.2,0.2")
+    assert drawn.split == "0.6,0.2,0.2"
+    first = federation.partition.nodes_of(0)
+    bare = own.own_masks[0].train & ~np.isin(np.arange(60), first)
+    few = replace(own, own_masks=(Masks(bare, which == 1, which == 2),))
+    again = load(few, partition="random", clients=4)
+    assert any("no train node in the data's own split" in note for note in again.notes)
+    assert int(again.clients[0].masks.train.sum()) == 1
+
+
+def test_a_registered_dataset_says_that_its_own_split_is_not_used(real_data: Path) -> None:
+    notes = load("cornell", partition="louvain", clients=5, root=real_data).notes
+    assert any("split of their own" in note and "0.6,0.2,0.2:client" in note for note in notes)
+    asked = load("cornell", partition="louvain", clients=5, split="own", root=real_data)
+    assert asked.split == "own"
+
+
+def test_arrays_of_a_partition_file_that_are_not_known_are_named(
+    graph: Graph, parts: list[npt.NDArray[np.int64]], tmp_path: Path
+) -> None:
+    arrays = {
+        "client_ptr": np.cumsum([0, *map(len, parts)]),
+        "client_nodes": np.concatenate(parts),
+    }
+    nodes = np.arange(len(arrays["client_nodes"])) % 3
+    shares = {name: nodes == i for i, name in enumerate(("train", "val", "test"))}
+    np.savez(tmp_path / "theirs.npz", **arrays, **shares)
+    message = refusal(graph, partition=tmp_path / "theirs.npz")
+    assert "test, train, val" in message
+    assert "train_mask" in message
+    masks = {f"{name}_mask": mask for name, mask in shares.items()}
+    np.savez(tmp_path / "more.npz", **arrays, **masks, weights=np.ones(3))
+    federation = load(graph, partition=tmp_path / "more.npz")
+    assert "the partition file has arrays that are not used: weights" in federation.notes
 
 
 @pytest.mark.parametrize(

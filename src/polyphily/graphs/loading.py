@@ -108,7 +108,8 @@ def load(
         clients: the number of clients; the dataset's usual number unless given.
         seed: the seed of partition, split and noise.
         split: "0.6,0.2,0.2" (add ":client" or ":global"), "5-fold" or "own". Unless given, the
-            masks of the partition file, the split in the data, or the split of the papers.
+            masks of the partition file, the split in the data (for a dataset of the registry
+            that is divided: the split of the papers), or the split of the papers.
         normalize: "none", "row" or "standard".
         noise: noise on the clients' graphs, such as "edges=0.1,features=0.1,labels=0.1".
         root: the folder of the datasets; `$POLYPHILY_DATA` or a cache folder unless given.
@@ -132,7 +133,8 @@ def load(
         drawn = _natural(graphs, saved, clients, wanted, seed)
     else:
         short = collection.name.partition(":")[0].replace("_", "-")
-        usual_split = splits.default_split(short, name)
+        own = kind == "files" and graphs[0].own_masks
+        usual_split = splits.parse_split("own") if own else splits.default_split(short, name)
         drawn = _divide(graphs[0], name, options, saved, clients, wanted, usual_split, seed)
     raw, layout, text = drawn
     members = [replace(g, features=normalize_features(g.features, normalize)) for g in raw]
@@ -151,6 +153,8 @@ def load(
         metric=metric,
         notes=(
             *collection.notes,
+            *_unknown_arrays_note(saved),
+            *([] if natural or wanted else _own_split_note(graphs[0], layout, text, seed)),
             *_twin_note(raw, text),
             *_overlap_note(layout, text),
             *_scale_note(members, normalize),
@@ -437,6 +441,28 @@ def _divide(
             masks = splits.draw(split, members, seed)
     members = [member.with_masks(own) for member, own in zip(members, masks, strict=True)]
     return members, Partition.of(name, parts, masks), text
+
+
+def _own_split_note(graph: Graph, layout: Partition, text: str, seed: int) -> tuple[str, ...]:
+    """Return a note for the user on what became of the split that came with a divided graph."""
+    if not graph.own_masks or text == FROM_FILE:
+        return ()
+    if text != "own":
+        return (
+            f"the data have a split of their own; the papers' {text} is drawn (or: --split own)",
+        )
+    train = graph.own_masks[seed % len(graph.own_masks)].train
+    without = sum(not train[layout.nodes_of(k)].any() for k in range(layout.clients))
+    if without == 0:
+        return ()
+    count = "one client has" if without == 1 else f"{without} clients have"
+    return (f"{count} no train node in the data's own split and got one of their other nodes",)
+
+
+def _unknown_arrays_note(saved: Partition | None) -> tuple[str, ...]:
+    if saved is None or not saved.unknown:
+        return ()
+    return (f"the partition file has arrays that are not used: {', '.join(saved.unknown)}",)
 
 
 def _overlapping(parts: Sequence[IntArray]) -> bool:

@@ -409,6 +409,7 @@ def _natural(graph: Graph, clients: int | None, seed: int) -> list[IntArray]:
 # The file -----------------------------------------------------------------------------------------
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
+_LABELS = ("name", "sha256")  # texts in a file, beside its arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,6 +421,7 @@ class Partition:
         client_ptr: int64 `[K + 1]`; client k holds `client_nodes[client_ptr[k]:client_ptr[k + 1]]`.
         client_nodes: int64, the node ids of all clients, concatenated.
         train_mask, val_mask, test_mask: bool, aligned with `client_nodes`; all three or none.
+        unknown: names of arrays in the file that are not used.
     """
 
     name: str
@@ -428,6 +430,7 @@ class Partition:
     train_mask: BoolArray | None = None
     val_mask: BoolArray | None = None
     test_mask: BoolArray | None = None
+    unknown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("client_ptr", "client_nodes"):
@@ -527,18 +530,29 @@ class Partition:
         """Read and check a partition file of this library or of another tool.
 
         The arrays `client_ptr` and `client_nodes` are required. The masks, `sha256` and `name` may
-        be missing.
+        be missing. Other arrays are refused if there are no masks, because they may be meant as
+        such; otherwise they are named in `unknown`.
         """
         arrays = _read_arrays(Path(path))
         try:
             absent = {"client_ptr", "client_nodes"} - arrays.keys()
             if absent:
                 raise UserError(f"it has no array {' and no array '.join(sorted(absent))}")
+            unknown = sorted(arrays.keys() - {"client_ptr", "client_nodes", *_MASKS, *_LABELS})
+            if unknown and not arrays.keys() & set(_MASKS):
+                raise UserError(
+                    f"it has arrays that are not known: {', '.join(unknown)}. If they are the "
+                    f"split, call them {', '.join(_MASKS)}; otherwise remove them"
+                )
+            train, val, test = (arrays.get(key) for key in _MASKS)
             found = cls(
                 str(arrays.get("name", Path(path).stem)),
                 arrays["client_ptr"],
                 arrays["client_nodes"],
-                *(arrays.get(key) for key in _MASKS),
+                train,
+                val,
+                test,
+                tuple(unknown),
             )
             if "sha256" in arrays and str(arrays["sha256"]) != found.sha256:
                 raise UserError(
