@@ -204,3 +204,21 @@ def test_mistakes_are_named(
     assert call("sweep", "fedprox", *flags, *TINY, "--out", "s") == 2
     assert words in capsys.readouterr().err
     assert not Path("s").exists()
+
+
+def test_the_papers_form_may_be_set_and_varied(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("sweep", "fedspa", "--vary", "paper=on,off", *TINY, "--json") == 0
+    found = {row["at"]["paper"]: row["config"] for row in json.loads(capsys.readouterr().out)}
+    assert found["on"]["set.hidden_share"] == 0.0
+    assert found["off"]["set.hidden_share"] == 0.5
+
+
+def test_an_option_that_changes_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    idle = ["--set", "nlir=off", "--set", "lambda1=1", *TINY]
+    for command in (["run"], ["compare", "fedavg"]):
+        assert call(*command, "s2fgl", *idle) == 2
+        assert "'lambda1' has no effect here" in capsys.readouterr().err
+    grid = ["--vary", "lambda1=1,5", *TINY]
+    assert call("sweep", "fedprox", "s2fgl", *grid, "--set", "nlir=off") == 2
+    assert "'lambda1' has no effect here" in capsys.readouterr().err
+    assert call("sweep", "s2fgl", *grid, "--vary", "nlir=on,off", "--set", "warm_up=0") == 0

@@ -710,3 +710,17 @@ def test_rounds_in_which_nobody_answers_change_nothing(tmp_path: Path) -> None:
 def test_flower_is_not_run_in_process_behind_the_users_back() -> None:
     with pytest.raises(UserError, match="command line"):
         polyphily.run("fedavg", small_federation(), engine="flower", rounds=1)
+
+
+def test_a_best_round_in_the_warm_up_is_said(tmp_path: Path) -> None:
+    federation = polyphily.load("csbm:nodes=40", clients=2, split="0.6,0.2,0.2")
+    short = polyphily.run("s2fgl", federation, backbone="gcn", rounds=3, warm_up=5).summary
+    assert short["warm_up"]["rounds"] == 5
+    assert short["warm_up"]["best_round_within"]
+    assert "has not begun: it trains as its baseline does in rounds 1 to 5" in short["notes"][-1]
+    longer = polyphily.run("s2fgl", federation, backbone="gcn", rounds=6, warm_up=5, lr=1e-9).summary
+    assert longer["best_val"]["round"] == 1
+    assert "the best round lies in the warm-up" in longer["notes"][-1]
+    begun = polyphily.run("s2fgl", federation, backbone="gcn", rounds=3, warm_up=0).summary
+    assert begun["warm_up"]["rounds"] == 1
+    assert "warm_up" not in polyphily.run("fedavg", federation, rounds=2).summary

@@ -19,10 +19,12 @@ from polyphily.graphs.partitions import PARTITIONS
 from polyphily.papers import tables
 from polyphily.runs.run import run
 from polyphily.studies import (
+    ABLATION,
     BASELINE,
     FEDAVG,
     LOCAL,
     METHOD,
+    PAPER_FORM,
     Cell,
     Row,
     Study,
@@ -30,7 +32,17 @@ from polyphily.studies import (
     studies,
     trials,
 )
-from polyphily.studies.results import Comparison, Outcome, best, compare, digest, outcomes, page
+from polyphily.studies.results import (
+    UNCLEAR,
+    Comparison,
+    Outcome,
+    _best_trial,
+    best,
+    compare,
+    digest,
+    outcomes,
+    page,
+)
 from polyphily.studies.trials import federation_of, file_of, request, run_cell, try_row
 
 every_study = pytest.mark.parametrize("study", studies().values(), ids=studies())
@@ -76,8 +88,8 @@ def test_what_a_study_names_exists(study: Study) -> None:
 def test_the_cells_stand_in_the_published_tables(study: Study) -> None:
     missing = []
     for cell in study.cells:
-        figures = tables.paper(study.paper).table(cell.table).figures
-        places = {(f.dataset, f.partition, f.clients) for f in figures}
+        entries = tables.paper(study.paper).table(cell.table).entries
+        places = {(f.dataset, f.partition, f.clients) for f in entries}
         if (cell.dataset, cell.partition, cell.clients) not in places:
             missing.append(cell.dataset)
     ours = (":twins=one", "syn-cora:")  # our own question; and in a figure of the paper
@@ -107,6 +119,7 @@ def test_trials_in_one_pass_are_separate_runs_to_the_bit() -> None:
                 moment = alone.summary["views"][view]["best_val"]
                 assert found["val"][trial][s] == round(moment["val"]["accuracy"], 6)
                 assert found["test"][trial][s] == round(moment["test"]["accuracy"], 6)
+                assert found["round"][trial][s] == moment["round"]
 
 
 def test_what_is_finished_is_not_run_again_and_what_changed_is(
@@ -237,7 +250,10 @@ def test_validation_chooses_the_trial_and_the_backbone(tmp_path: Path) -> None:
     assert comparison.difference == pytest.approx(15)
     text = page(tmp_path, [study])
     assert "| csbm:nodes=40 natural 3 | – | – | 15.00 ± 7.07 (gcn) | 40.00 ± 14.14 (gcn) |" in text
-    assert "55.00 ± 7.07 | 70.00 ± 0.00 | +15.00" in text
+    assert (
+        "55.00 ± 7.07 | – | 70.00 ± 0.00 | – | +15.00 (p 0.20) level | +30.00 (p 0.20) level |"
+        in text
+    )
     (entry,) = digest(tmp_path, [study])
     assert entry["difference"] == pytest.approx(15)
     assert entry["p"] == pytest.approx(comparison.p, rel=0.01)
@@ -260,6 +276,50 @@ def test_the_paired_test_is_students() -> None:
     assert found.p == pytest.approx(1 - t / (t * t + 2) ** 0.5)
     assert found.verdict == "better"
     assert Comparison.of(one, one).verdict == "level"
+
+
+def test_a_tie_on_validation_is_shown_and_a_verdict_that_hangs_on_it_is_unclear() -> None:
+    study = small(rates=((0.1, 0.0), (0.2, 0.0)), seeds=(0, 1, 2))
+    scores = {
+        "val": [[0.80, 0.80, 0.80], [0.8001, 0.8001, 0.8001]],
+        "test": [[0.70, 0.71, 0.72], [0.75, 0.76, 0.77]],
+        "round": [[3, 9, 9], [4, 9, 9]],
+    }
+    found = _best_trial(study, study.rows[0], scores)
+    assert found.rate == (0.2, 0.0)
+    assert [other.mean for other in found.tied] == [pytest.approx(71)]
+    assert str(found) == "76.00 ± 1.00 ≈ 71.00"
+    below = Outcome(study.rows[0], 0, (69.0, 70.1, 71.2), (0.1, 0.0))
+    assert Comparison.of(found, below).verdict == "better"
+    between = Outcome(study.rows[0], 0, (73.0, 74.1, 75.2), (0.1, 0.0))
+    assert Comparison.of(found, between).verdict == UNCLEAR
+    apart = {**scores, "val": [[0.80, 0.80, 0.80], [0.81, 0.81, 0.81]]}
+    assert _best_trial(study, study.rows[0], apart).tied == ()
+
+
+def test_a_best_round_in_a_warm_up_is_marked() -> None:
+    row = Row(METHOD, "s2fgl", "s2fgl", "gcn")
+    outcome = Outcome(row, 80, (70.0, 70.0, 70.0), (0.1, 0.0), (12, 20, 21))
+    assert outcome.in_warm_up == 2
+    assert str(outcome).endswith("† 2/3")
+    later = replace(outcome, row=replace(row, set={"warm_up": 5}))
+    assert later.in_warm_up == 0
+
+
+@every_study
+def test_every_cell_has_the_papers_form(study: Study) -> None:
+    (row,) = [row for row in study.rows if row.role == PAPER_FORM]
+    assert create(row.method, dict(row.set)) == create(study.method, {"paper": True})
+
+
+def test_hyperparameters_may_be_changed_for_the_method_and_its_ablations() -> None:
+    study = find_study("fedspa")
+    changed = study.with_set({"paper": "on"})
+    assert {row.role for row in study.rows} == {row.role for row in changed.rows}
+    for before, after in zip(study.rows, changed.rows, strict=True):
+        own = before.role in (METHOD, ABLATION)
+        assert after.set == ({**before.set, "paper": "on"} if own else before.set)
+    assert study.with_set({}) is study
 
 
 def test_the_command_lists_runs_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

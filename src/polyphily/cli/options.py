@@ -113,6 +113,7 @@ class Request:
         seeds: the seeds, one federation each.
         settings: arguments of `Settings`.
         hyperparameters: those given for the method.
+        assigned: the names of those given with `--set`.
     """
 
     method: str | None
@@ -120,6 +121,7 @@ class Request:
     seeds: list[int]
     settings: dict[str, Any]
     hyperparameters: dict[str, Any]
+    assigned: frozenset[str] = frozenset()
 
 
 def gather(
@@ -135,13 +137,14 @@ def gather(
     """
     merged = read_config(config) if config else {}
     merged |= values
-    hyperparameters = {**merged.pop("set", {}), **dict(map(_assignment, assignments))}
+    assigned = dict(map(_assignment, assignments))
+    hyperparameters = {**merged.pop("set", {}), **assigned}
     chosen = method or merged.pop("method", None)
     merged.pop("method", None)
     data = {name: merged.pop(name) for name in DATA if name in merged}
     seeds = _seeds(data.pop("seeds", 0))
     data.setdefault("dataset", DEFAULT_DATASET)
-    return Request(chosen, data, seeds, merged, hyperparameters)
+    return Request(chosen, data, seeds, merged, hyperparameters, frozenset(assigned))
 
 
 def read_config(file: Path) -> dict[str, Any]:

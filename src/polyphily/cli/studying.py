@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from polyphily import studies
+from polyphily.cli import options
 from polyphily.errors import UserError
 
 
@@ -34,6 +35,10 @@ def study(
         Path | None,
         typer.Option("--digest", help="Write what `polyphily inspect` quotes to this file."),
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A hyperparameter of the method and its ablations: paper=on."),
+    ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing.")] = True,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     partitions: Annotated[
@@ -51,7 +56,8 @@ def study(
 
     All trials and seeds of a row run in one pass. Finished rows are not repeated.
     """
-    wanted = [studies.find_study(name) for name in names or studies.studies()]
+    changes = options.gather(None, {}, set_ or [], None).hyperparameters
+    wanted = [studies.find_study(name).with_set(changes) for name in names or studies.studies()]
     number, _, parts = share.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise UserError(f"--share {share}: write 1/3, 2/3 or 3/3")
@@ -67,7 +73,7 @@ def study(
     from polyphily.studies import results
 
     if digest is not None:
-        lines = ",\n".join(json.dumps(entry) for entry in results.digest(out))
+        lines = ",\n".join(json.dumps(entry) for entry in results.digest(out, wanted))
         digest.parent.mkdir(parents=True, exist_ok=True)
         digest.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
         if write is None:

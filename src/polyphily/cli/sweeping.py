@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -16,6 +16,7 @@ from polyphily.core.settings import Settings, from_mapping
 from polyphily.errors import TrainingError, UserError, unknown
 
 if TYPE_CHECKING:
+    from polyphily.core.method import Method
     from polyphily.papers.plan import Order
     from polyphily.report.runs import Run
     from polyphily.runs.run import Execution
@@ -86,6 +87,7 @@ def sweep(
             while path in orders and orders[path][1] != order:
                 path = path.with_name(f"{path.name}-2")
             orders[path] = own, order
+    _check_effects(orders.values(), request.assigned)
     pages, numbers = Pages(report), {path: i for i, path in enumerate(orders, 1)}
 
     def announce(paths: Sequence[Path], more: str = "") -> None:
@@ -118,14 +120,18 @@ def sweep(
             failed[path] = error
             terminal.notes([f"{path}: {error}"])
     found = [runs.Run.read(path) for path in orders if path not in failed]
+    at = [orders[run.path][0] for run in found]
     if not found:
         raise next(iter(failed.values()))
     page = write_page(found, folder / training.PAGE) if report else None
     if as_json:
-        rows = [{"folder": str(run.path), "method": run.method, **_outcome(run)} for run in found]
+        rows = [
+            {"folder": str(run.path), "method": run.method, "at": point, **_outcome(run)}
+            for run, point in zip(found, at, strict=True)
+        ]
         typer.echo(json.dumps(rows))
     else:
-        _table(found, list(axes))
+        _table(found, at, list(axes))
         terminal.print_line(f"runs: {folder}")
         if page:
             terminal.print_line(f"report: {page}")
@@ -197,6 +203,25 @@ def _order(method: str, request: options.Request, point: Point, own: set[str]) -
     return Order(method, hyper, data, tuple(request.seeds), settings)
 
 
+def _check_effects(orders: Iterable[tuple[Point, Order]], assigned: frozenset[str]) -> None:
+    """Raise a `UserError` for a name that was set or varied and changes nothing at any point."""
+    from polyphily.core.method import check_effects, create
+
+    acting: set[tuple[str, str]] = set()
+    idle: dict[tuple[str, str], Method] = {}
+    for point, order in orders:
+        method = create(order.method, order.hyperparameters)
+        without = method.without_effect()
+        for name in (point.keys() | assigned) & order.hyperparameters.keys():
+            if name in without:
+                idle[order.method, name] = method
+            else:
+                acting.add((order.method, name))
+    for pair, method in idle.items():
+        if pair not in acting:
+            check_effects(method, [pair[1]])
+
+
 def _typed(name: str, text: str, kind: Any) -> Any:
     """Convert a value of --vary to the type of the setting or the data option."""
     kinds = [k for k in get_args(kind) or (kind,) if k is not type(None)]
@@ -258,12 +283,11 @@ def _outcome(run: Run) -> dict[str, Any]:
     }
 
 
-def _table(found: Sequence[Run], axes: Sequence[str]) -> None:
+def _table(found: Sequence[Run], at: Sequence[Point], axes: Sequence[str]) -> None:
     from rich.table import Table
 
     from polyphily.cli import terminal
-    from polyphily.report.runs import HYPERPARAMETERS, show
-    from polyphily.report.words import percent
+    from polyphily.report.words import WARM_UP, in_warm_up, percent
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in axes:
@@ -272,13 +296,12 @@ def _table(found: Sequence[Run], axes: Sequence[str]) -> None:
     for name in ("test", "client mean", "ms/round"):
         table.add_column(name, justify="right", no_wrap=True)
     best = max((run.score or 0 for run in found), default=0)
-    for run in found:
-        entries = [run.config.get(n, run.config.get(HYPERPARAMETERS + n)) for n in axes]
+    for run, point in zip(found, at, strict=True):
         spread = f" ± {percent(run.spread)}" if run.spread is not None else ""
         table.add_row(
-            *["–" if entry is None else show(entry) for entry in entries],
+            *[point.get(name, "–") for name in axes],
             run.method,
-            percent(run.score) + spread,
+            percent(run.score) + spread + WARM_UP * in_warm_up(run.summary),
             percent(run.test.get(f"{run.metric}_client_mean")),
             f"{1000 * run.summary['seconds_per_round_median']:.1f}",
             style="bold" if run.score == best else "",
@@ -286,3 +309,4 @@ def _table(found: Sequence[Run], axes: Sequence[str]) -> None:
     terminal.out.print()
     terminal.out.print(f"[bold]Test {found[0].metric} in %[/bold], at the best validation round")
     terminal.out.print(table)
+    terminal.warm_up_notes([run.summary for run in found])

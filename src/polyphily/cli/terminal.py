@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from polyphily.core.method import VIEW_OF
-from polyphily.report.words import percent, size, span
+from polyphily.report.words import WARM_UP, in_warm_up, percent, size, span
 from polyphily.runs.run import Progress as RoundCallback
 from polyphily.runs.tuning import Trial, Tuned
 
@@ -132,6 +132,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
         f"{size(summary['bytes_up_per_round'])} up and "
         f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
     )
+    warm_up_notes([summary])
     if sampling := summary.get("sampling"):
         drawn = " and ".join(str(number or "all") for number in sampling["neighbours"])
         out.print(
@@ -169,7 +170,7 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
         clients = [v for v in per_client if v is not None]
         deviation = f" ± {percent(statistics.stdev(clients))}" if len(clients) > 1 else ""
         table.add_row(
-            summary["method"],
+            summary["method"] + WARM_UP * in_warm_up(summary),
             _with_spread(test, metric, len(summary["seeds"]) > 1),
             percent(test.get(f"{metric}_client_mean")) + deviation,
             span(per_client),
@@ -182,7 +183,14 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
     out.print(f"[bold]Test {metric} in %[/bold] on {escape(describe_data(*summaries))}")
     out.print(table)
     out.print("[dim]at the best validation round; client mean ± deviation between clients[/dim]")
+    warm_up_notes(summaries)
     print_line(f"run folder: {folder}")
+
+
+def warm_up_notes(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Print what is to be said of methods whose best round is one in which they did nothing."""
+    for note in dict.fromkeys(s["warm_up"]["note"] for s in summaries if in_warm_up(s)):
+        out.print(f"[yellow]{WARM_UP if len(summaries) > 1 else 'note:'} {escape(note)}[/yellow]")
 
 
 def describe_data(*summaries: Mapping[str, Any]) -> str:

@@ -84,6 +84,7 @@ def run(
     """Train a federation with one method."""
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
+    from polyphily.core.method import check_effects, create
     from polyphily.runs.tracking import check_trackers
 
     check_trackers(track or ())
@@ -98,6 +99,7 @@ def run(
             raise UserError("which method? `polyphily methods` lists them: polyphily run fedavg")
         federations, seconds = _load(request)
         name = request.method
+        check_effects(create(name, request.hyperparameters), request.assigned)
         if tune:
             request = _tune(name, request, federations, tune)
         execution, done = _prepare(name, request, federations, seconds, out), 0
@@ -132,7 +134,7 @@ def compare(
     """
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.core.method import METHODS, create, settable
+    from polyphily.core.method import METHODS, check_effects, create, settable
     from polyphily.core.sampling import check_sampling
     from polyphily.core.settings import from_mapping
     from polyphily.privacy.differential import check_privacy
@@ -153,6 +155,7 @@ def compare(
         own = {k: v for k, v in request.hyperparameters.items() if k in known[name]}
         requests[name] = replace(request, hyperparameters=own)
         method = create(name, own)
+        check_effects(method, request.assigned & own.keys())
         filled = complete(settings, method, first.kind, first.metric, dense=first.dense)
         check_privacy(method, filled, len(first))
         check_sampling(method, filled)

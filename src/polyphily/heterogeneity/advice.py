@@ -6,7 +6,7 @@ are known to be similar (random parts of Cora, METIS parts of Minesweeper) and a
 clients are known to differ (csbm with a homophily gap, Louvain parts of Cora). Similar clients are
 below every level but that of lost signal, which is no difference between clients. Scores of methods
 were not used. A method is named if its paper addresses that kind of heterogeneity. The advice adds
-what our own studies found (`results`).
+what our own studies found (`results`), and recommends no method that they do not have.
 
 A client with few labels or edges shows differences by chance, so it is not counted. If fewer than
 two clients, or fewer than half of them, are counted, no advice is given.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyphily.heterogeneity.inspection import Inspection, mean_of_pairs
-from polyphily.heterogeneity.results import in_words
+from polyphily.heterogeneity.results import in_words, tried
 
 ENOUGH_LABELS, ENOUGH_EDGES = 50, 100  # that a client needs to be counted
 SLIGHT = 0.5  # a measure below this share of its level is slight
@@ -216,13 +216,22 @@ def _ratio(rule: Rule, value: float) -> float:
 
 def _strong(rule: Rule, value: float, dataset: str, *, first: bool) -> Advice:
     opening = f"{'Above all' if first else 'Also'}, {rule.finding}"
-    names = " and ".join(filter(None, (", ".join(rule.methods[:-1]), rule.methods[-1])))
-    made = "is" if len(rule.methods) == 1 else "are"
-    text = (
-        f"{opening}: {rule.measure} {value:.2f} (strong from {rule.level:g}). "
-        f"{names} {made} made for this: {rule.reason}. {in_words(rule.methods, dataset)}"
-    )
-    return Advice(text, rule.measure, value, rule.level, rule.methods)
+    opening += f": {rule.measure} {value:.2f} (strong from {rule.level:g})."
+    known = tried(rule.methods)
+    if not known:
+        text = (
+            f"{opening} {_listed(rule.methods)} made for this ({rule.reason}), but we have no "
+            "results on that, so we recommend none of them."
+        )
+        return Advice(text, rule.measure, value, rule.level)
+    text = f"{opening} {_listed(known)} made for this: {rule.reason}. {in_words(known, dataset)}"
+    return Advice(text, rule.measure, value, rule.level, known)
+
+
+def _listed(methods: Sequence[str]) -> str:
+    """Return names as the subject of a sentence, with its verb."""
+    names = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
+    return f"{names} {'is' if len(methods) == 1 else 'are'}"
 
 
 def _about_edges(inspection: Inspection) -> tuple[Advice, ...]:

@@ -30,7 +30,9 @@ class Finding:
         metric: the metric.
         difference: in percentage points; positive if the method is better.
         p: the p-value of a paired t-test.
-        verdict: "better", "level" or "worse".
+        verdict: "better", "level", "worse", or "unclear" if validation left a tie.
+        against_best: the difference to FedAvg on its best backbone, in percentage points.
+        gain: the part of the method that the gain comes from.
     """
 
     method: str
@@ -41,6 +43,8 @@ class Finding:
     difference: float
     p: float
     verdict: str
+    against_best: float | None = None
+    gain: str = ""
 
 
 @cache
@@ -53,22 +57,20 @@ def findings() -> dict[str, tuple[Finding, ...]]:
     return found
 
 
+def tried(methods: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the methods that we have results on."""
+    return tuple(method for method in methods if method in findings())
+
+
 def in_words(methods: Sequence[str], dataset: str) -> str:
     """Return a sentence on our findings about methods, in general and on a dataset.
 
     Args:
-        methods: the names of the methods.
+        methods: the names of the methods; those without results are left out.
         dataset: the name of the dataset, with or without options.
     """
-    known = findings()
-    tried = [_one(known[method], dataset) for method in methods if method in known]
-    untried = [method for method in methods if method not in known]
-    parts = []
-    if tried:
-        parts.append(f"Our results against FedAvg on the same backbone: {'; '.join(tried)}.")
-    if untried:
-        parts.append(f"We have no results on {' and '.join(untried)} yet.")
-    return " ".join(parts)
+    parts = [_one(findings()[method], dataset) for method in tried(methods)]
+    return f"Our results against FedAvg on the same backbone: {'; '.join(parts)}." if parts else ""
 
 
 def _one(found: Sequence[Finding], dataset: str) -> str:
@@ -78,8 +80,13 @@ def _one(found: Sequence[Finding], dataset: str) -> str:
     mean = statistics.fmean(entry.difference for entry in found)
     words = f"{found[0].method} better in {better or 'none'} of {len(found)} settings, worse in "
     words += f"{worse or 'none'}, by {mean:+.2f} points on average"
+    best = [entry.against_best for entry in found if entry.against_best is not None]
+    if best:
+        words += f" (against FedAvg on its best backbone {statistics.fmean(best):+.2f})"
     here = [entry for entry in found if entry.dataset == dataset.partition(":")[0]]
     if here:
         settings = ", ".join(f"{entry.setting}: {entry.difference:+.2f}" for entry in here)
         words += f" ({settings})"
+    if found[0].gain:
+        words += f", which {found[0].gain}"
     return words

@@ -21,7 +21,7 @@ from polyphily.report.models import collaboration_figure, confusion_figure, traf
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import Run, option_name, show
 from polyphily.report.scores import convergence_section, result_section, with_deviation
-from polyphily.report.words import duration, percent, size
+from polyphily.report.words import duration, in_warm_up, percent, size
 
 
 def content(runs: Sequence[Run]) -> Content:
@@ -156,6 +156,7 @@ def _facts_of_one(run: Run) -> tuple[Fact, ...]:
     known = [value for value in run.per_client if value is not None]
     best = run.summary["best_val"]["round"]
     at = f"round {best:.0f}" if isinstance(best, int | float) else "each client's best round"
+    at += ", in the warm-up" if in_warm_up(run.summary) else ""
     over = ", mean ± standard deviation over seeds" if len(run.seeds) > 1 else ""
     facts = [Fact(f"test {run.metric}", _score(run), f"best validation: {at}{over}")]
     if len(known) > 1:

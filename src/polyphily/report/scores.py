@@ -17,7 +17,15 @@ from polyphily.report.blocks import (
 )
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import Run
-from polyphily.report.words import duration, percent, short_number, size, span
+from polyphily.report.words import (
+    WARM_UP,
+    duration,
+    in_warm_up,
+    percent,
+    short_number,
+    size,
+    span,
+)
 
 AGAINST = ("rounds", "seconds", "megabytes")
 UNITS = {"loss": "loss", "epsilon": "epsilon spent by a client"}  # curves that are not in percent
@@ -82,7 +90,7 @@ def _comparison(run_set: RunSet) -> Table:
         cells = [
             label,
             run.view,
-            with_deviation(run.test, run.metric),
+            with_deviation(run.test, run.metric) + WARM_UP * in_warm_up(run.summary),
             short_number(ranks[i]),
             *([short_number(by_seed[i])] if several else []),
             percent(run.test.get(f"{run.metric}_client_mean")),
@@ -110,10 +118,17 @@ def _comparison(run_set: RunSet) -> Table:
         tuple(rows),
         "In percent, at the best validation round. Rank by client: methods are ranked at each "
         "client, and the ranks are averaged. 1 is best; ties share the mean of their ranks. "
-        "Uploads are those of all clients together.",
+        "Uploads are those of all clients together." + _warm_up(run_set),
         text_columns=2,
         strong=frozenset(i for i, value in enumerate(ranks) if value == 1),
     )
+
+
+def _warm_up(run_set: RunSet) -> str:
+    """Return the explanation of the mark of warm-ups, if a run has it."""
+    if not any(in_warm_up(run.summary) for run in run_set.runs):
+        return ""
+    return f" {WARM_UP}: the best round is one in which the method had not begun; see the notes."
 
 
 def _grid(run_set: RunSet) -> Table:
@@ -133,7 +148,9 @@ def _grid(run_set: RunSet) -> Table:
     means = {name: statistics.fmean(values) for name, values in ranks.items() if values}
     for name in names:
         cells = [
-            with_deviation(m[name].test, m[name].metric) if name in m else "–"
+            with_deviation(m[name].test, m[name].metric) + WARM_UP * in_warm_up(m[name].summary)
+            if name in m
+            else "–"
             for m in columns.values()
         ]
         if ranked and means.get(name) == min(means.values()):
@@ -142,7 +159,7 @@ def _grid(run_set: RunSet) -> Table:
     return Table(
         ("", *columns, *(["mean rank"] if ranked else [])),
         tuple(rows),
-        "Test scores in percent, at the best validation round.",
+        "Test scores in percent, at the best validation round." + _warm_up(run_set),
         strong=frozenset(strong),
     )
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WARM_UP = "†"  # marks a score at a round in which the method had not begun
+
+
+def in_warm_up(summary: Mapping[str, Any]) -> bool:
+    """Return whether the best round of a run lies in its method's warm-up."""
+    return bool(summary.get("warm_up", {}).get("note"))
 
 
 def percent(value: float | None, digits: int = 2) -> str:

@@ -68,7 +68,8 @@ def summarise(
         return float(statistics.median(record[name] for record in records))
 
     data = dict(facts.data)
-    notes = data.pop("notes", [])
+    warm_up = _warm_up(method, [run["best_val"]["round"] for run in runs], rounds)
+    notes = [*data.pop("notes", []), *([warm_up["note"]] if warm_up.get("note") else [])]
     return {
         "polyphily": polyphily.__version__,
         "method": method.name,
@@ -95,9 +96,34 @@ def summarise(
         "bytes_down_per_round": median("bytes_down"),
         "refused_updates": sum(refused),
         **facts.privacy,
-        "notes": list(notes),
+        **({"warm_up": warm_up} if warm_up else {}),
+        "notes": notes,
         "versions": versions(),
     }
+
+
+def _warm_up(method: Method, best: Sequence[int | list[int]], rounds: int) -> dict[str, Any]:
+    """Return what the summary says about a method's warm-up; nothing if it has none.
+
+    Args:
+        method: what was trained.
+        best: the best round of each seed, or of each of its clients.
+        rounds: how many are complete.
+    """
+    length = method.rounds_before_it_acts()
+    if length == 0:
+        return {}
+    last = [max(found) if isinstance(found, list) else found for found in best]
+    within = [round_ <= length for round_ in last]
+    first = "round 1" if length == 1 else f"rounds 1 to {length}"
+    plain = f"trains as its baseline does in {first}"
+    note = ""
+    if rounds <= length:
+        note = f"{method.name} has not begun: it {plain}, and the run has {rounds}"
+    elif any(within):
+        seeds = f" in {sum(within)} of {len(within)} seeds" if len(within) > 1 else ""
+        note = f"the best round lies in the warm-up{seeds}: {method.name} {plain}"
+    return {"rounds": length, "best_round_within": any(within), "note": note}
 
 
 def model_facts(method: Method, settings: Settings, network: str, dataset: str) -> dict[str, str]:

@@ -2,23 +2,24 @@
 
 `studies.toml` says what is compared. A study is a method with its cells (data, partition, number of
 clients) and its rows: Local and FedAvg on several backbones, FedAvg on the method's own backbone,
-the method, and its ablations. Every row is trained with the same learning rates and weight decays
-on the same seeds, all in one pass, and validation selects one of these trials. Nothing here imports
-torch.
+the method as its paper prints it, the method with our defaults, and its ablations. Every row is
+trained with the same learning rates and weight decays on the same seeds, all in one pass, and
+validation selects one of these trials. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from polyphily.errors import unknown
 
-LOCAL, FEDAVG, BASELINE, METHOD, ABLATION = "local", "fedavg", "baseline", "method", "ablation"
+LOCAL, FEDAVG, BASELINE = "local", "fedavg", "baseline"
+METHOD, PAPER_FORM, ABLATION = "method", "paper", "ablation"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Row:
     """A method and backbone that are trained in every cell.
 
     Attributes:
-        role: one of LOCAL, FEDAVG, BASELINE, METHOD, ABLATION.
+        role: one of LOCAL, FEDAVG, BASELINE, METHOD, PAPER_FORM, ABLATION.
         label: the name that is shown.
         method: the name of a method.
         backbone: the name of a backbone; None if the method has a network of its own.
@@ -98,6 +99,7 @@ class Study:
         settings: settings of all runs.
         paper: the paper whose published figures are shown beside ours.
         findings: sentences about what was tried and what the tables show.
+        gain: the part of the method that the gain comes from, for `polyphily inspect`.
     """
 
     name: str
@@ -110,6 +112,21 @@ class Study:
     settings: Mapping[str, Any]
     paper: str
     findings: tuple[str, ...] = ()
+    gain: str = ""
+
+    def with_set(self, values: Mapping[str, Any]) -> Study:
+        """Return the study with hyperparameters of the method, and of its ablations, changed."""
+        if not values:
+            return self
+
+        def change(row: Row) -> Row:
+            if row.role not in (METHOD, ABLATION):
+                return row
+            written = ", ".join(f"{name}={value}" for name, value in values.items())
+            return replace(row, label=f"{row.label} ({written})", set={**row.set, **values})
+
+        rows = {row.key: row for row in map(change, self.rows)}
+        return replace(self, rows=tuple(rows.values()))
 
 
 @cache
@@ -140,6 +157,7 @@ def _study(name: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> St
         settings={**common["settings"], **entry.get("settings", {})},
         paper=method,
         findings=tuple(entry.get("findings", ())),
+        gain=entry.get("gain", ""),
     )
 
 
@@ -158,6 +176,8 @@ def _rows(method: str, entry: Mapping[str, Any], backbones: Sequence[str]) -> li
     base = entry.get("baseline", {"method": "fedavg"})
     rows.append(Row(BASELINE, f"FedAvg, {own}", base["method"], backbone, base.get("set", {})))
     shared = entry.get("set", {})
+    paper = {**shared, "paper": True}
+    rows.append(Row(PAPER_FORM, f"{method}, paper's form", method, backbone, paper))
     rows.append(Row(METHOD, method, method, backbone, shared))
     for part in entry.get("ablations", []):
         rows.append(Row(ABLATION, part["name"], method, backbone, {**shared, **part["set"]}))

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyphily.core.method import VIEWS
+import numpy as np
+
+from polyphily.core.method import VIEWS, create
 from polyphily.papers import tables
+from polyphily.report.words import WARM_UP
 from polyphily.studies import (
     ABLATION,
     BASELINE,
     FEDAVG,
     LOCAL,
     METHOD,
+    PAPER_FORM,
     Cell,
     Row,
     Study,
@@ -25,6 +29,8 @@ from polyphily.studies import (
 from polyphily.studies.trials import file_of, request
 
 LEVEL = 0.05  # significance level of the paired t-test
+TIE = 0.05  # trials whose mean validation scores differ by less, in points, are tied
+TIED, UNCLEAR = "≈", "unclear"  # the mark of a tie; the verdict if tied trials disagree
 DESCRIPTIONS = {
     "received": "the model the server sends",
     "trained": "the clients' models after training",
@@ -40,12 +46,17 @@ class Outcome:
         val: mean validation score of the trial over seeds, in percent.
         test: its test scores at the best validation round of every seed, in percent.
         rate: its learning rate and weight decay.
+        rounds: the best validation round of every seed (the last one, if each client has its own);
+            empty if it was not stored.
+        tied: the outcomes of other trials whose validation score is as good (`TIE`).
     """
 
     row: Row
     val: float
     test: tuple[float, ...]
     rate: tuple[float, float]
+    rounds: tuple[int, ...] = ()
+    tied: tuple[Outcome, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -55,20 +66,49 @@ class Outcome:
     def std(self) -> float:
         return statistics.stdev(self.test) if len(self.test) > 1 else 0.0
 
+    @property
+    def in_warm_up(self) -> int:
+        """The number of seeds whose best round is one in which the method had not begun."""
+        length = create(self.row.method, dict(self.row.set)).rounds_before_it_acts()
+        return sum(round_ <= length for round_ in self.rounds)
+
+    @property
+    def candidates(self) -> tuple[Outcome, ...]:
+        """This outcome and those tied with it."""
+        return (self, *self.tied)
+
     def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.std:.2f}"
+        text = f"{self.mean:.2f} ± {self.std:.2f}"
+        if self.tied:
+            text += f" {TIED} {', '.join(f'{other.mean:.2f}' for other in self.tied)}"
+        if self.in_warm_up:
+            text += f" {WARM_UP} {self.in_warm_up}/{len(self.rounds)}"
+        return text
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between a method and FedAvg on the same backbone, paired by seed."""
+    """The difference between a method and a baseline, paired by seed.
+
+    Attributes:
+        difference: of the trials that validation selected, in points.
+        p: the p-value of a paired t-test of it.
+        deviation: of the baseline over seeds.
+        clear: whether all trials that are tied on validation give the same verdict.
+    """
 
     difference: float
     p: float
     deviation: float
+    clear: bool = True
 
     @classmethod
     def of(cls, method: Outcome, baseline: Outcome) -> Comparison:
+        found = [cls._pair(a, b) for a in method.candidates for b in baseline.candidates]
+        return replace(found[0], clear=len({one.verdict for one in found}) == 1)
+
+    @classmethod
+    def _pair(cls, method: Outcome, baseline: Outcome) -> Comparison:
         from scipy.stats import ttest_rel
 
         pairs = list(zip(method.test, baseline.test, strict=True))
@@ -84,12 +124,14 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
+        if not self.clear:
+            return UNCLEAR
         if self.p < LEVEL:
             return "better" if self.difference > 0 else "worse"
         return "level"
 
     def __str__(self) -> str:
-        return f"{self.difference:+.2f} (p {self.p:.2f})"
+        return f"{self.difference:+.2f} (p {self.p:.2f}) {self.verdict}"
 
 
 def outcomes(study: Study, cell: Cell, folder: Path, view: str) -> dict[str, Outcome]:
@@ -110,10 +152,19 @@ def outcomes(study: Study, cell: Cell, folder: Path, view: str) -> dict[str, Out
 
 
 def _best_trial(study: Study, row: Row, scores: dict[str, Any]) -> Outcome:
-    vals = [statistics.fmean(seeds) for seeds in scores["val"]]
-    trial = max(range(len(vals)), key=vals.__getitem__)
-    test = tuple(100 * value for value in scores["test"][trial])
-    return Outcome(row, 100 * vals[trial], test, study.rates[trial])
+    trials = [
+        Outcome(
+            row,
+            100 * statistics.fmean(scores["val"][i]),
+            tuple(100 * value for value in scores["test"][i]),
+            rate,
+            tuple(int(np.max(found)) for found in scores["round"][i]) if "round" in scores else (),
+        )
+        for i, rate in enumerate(study.rates)
+    ]
+    first = max(trials, key=lambda trial: trial.val)
+    others = [trial for trial in trials if trial is not first]
+    return replace(first, tied=tuple(o for o in others if first.val - o.val < TIE))
 
 
 def best(found: dict[str, Outcome], study: Study, roles: Sequence[str]) -> Outcome | None:
@@ -126,8 +177,14 @@ def of_role(found: dict[str, Outcome], study: Study, role: str) -> Outcome | Non
     return best(found, study, [role])
 
 
-def compare(found: dict[str, Outcome], study: Study) -> Comparison | None:
-    method, baseline = of_role(found, study, METHOD), of_role(found, study, BASELINE)
+def compare(
+    found: dict[str, Outcome],
+    study: Study,
+    role: str = METHOD,
+    against: Sequence[str] = (BASELINE,),
+) -> Comparison | None:
+    """Compare the row of a role with the best of other rows; None if one has not run."""
+    method, baseline = of_role(found, study, role), best(found, study, against)
     return Comparison.of(method, baseline) if method and baseline else None
 
 
@@ -144,7 +201,9 @@ def digest(folder: Path, chosen: Sequence[Study] | None = None) -> list[dict[str
     for study in chosen or studies().values():
         view = headline(study)
         for cell in study.cells:
-            comparison = compare(outcomes(study, cell, folder, view), study)
+            rows = outcomes(study, cell, folder, view)
+            comparison = compare(rows, study)
+            against = compare(rows, study, against=(FEDAVG, BASELINE))
             if comparison is not None:
                 found.append(
                     {
@@ -156,6 +215,8 @@ def digest(folder: Path, chosen: Sequence[Study] | None = None) -> list[dict[str
                         "difference": round(comparison.difference, 3),
                         "p": float(f"{comparison.p:.3g}"),
                         "verdict": comparison.verdict,
+                        "against_best": round(against.difference, 3) if against else None,
+                        "gain": study.gain,
                     }
                 )
     return found
@@ -172,7 +233,7 @@ def page(folder: Path, chosen: Sequence[Study] | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_INTRODUCTION = """# Which methods help, where, and by how much
+_INTRODUCTION = f"""# Which methods help, where, and by how much
 
 <!-- Written by `polyphily study --write`; do not edit. -->
 
@@ -180,46 +241,59 @@ Every row of every cell had the same trials (learning rates and weight decays, i
 `src/polyphily/studies/studies.toml`) on the same five seeds, each with its own partition, split,
 initial weights and draws. Validation alone chose the trial and the round; the figures are test
 scores in percent, weighted by clients' test nodes, mean ± standard deviation over seeds. No run saw
-a test label. *Best* is the best of the backbones by validation. The difference is that of a method
-and FedAvg **on the same backbone**, seed by seed, with the p-value of a paired t-test; *better* and
-*worse* are differences with p < 0.05. Published figures are from the papers' own tables; they rest
-on other splits and settings, and stand there for orientation."""
+a test label. The *paper's form* is the method as printed (`--set paper=on`), under the same
+protocol. *Best* is the best of the backbones by validation. Differences are those of a row and
+FedAvg, **on the same backbone** or on the best one, seed by seed, with the p-value of a paired
+t-test; *better* and *worse* are differences with p < {LEVEL}. Nothing is corrected for the number
+of cells. Published figures are from the papers' own tables; they rest on other splits and settings,
+and stand there for orientation.
+
+{TIED} is followed by the test means of trials that validate within {TIE} points of the chosen one:
+a tie, in which chance chose. A verdict is *{UNCLEAR}* if tied trials disagree about it.
+{WARM_UP} says in how many seeds the best round is one in which the method had not begun. The best
+rounds are in the files in `docs/results`."""
 
 
 def _summary(wanted: Sequence[Study], folder: Path) -> str:
-    rows = [
-        ["study", "view", "cells", "higher mean", "better", "level", "worse", "mean difference"]
-    ]
+    words = ("better", "level", "worse", UNCLEAR)
+    means = ("mean difference", "mean difference to FedAvg, best")
+    rows = [["study", "view", "form", "cells", "higher mean", *words, *means]]
     for study in wanted:
-        for view in (headline(study), *(v for v in VIEWS if v != headline(study))):
-            found = [
-                comparison
-                for cell in study.cells
-                if (comparison := compare(outcomes(study, cell, folder, view), study))
-            ]
-            if not found:
-                continue
-            verdicts = [comparison.verdict for comparison in found]
-            mean = statistics.fmean(comparison.difference for comparison in found)
-            rows.append(
-                [
-                    study.name,
-                    view,
-                    f"{len(found)} of {len(study.cells)}",
-                    str(sum(comparison.higher for comparison in found)),
-                    *(str(verdicts.count(word)) for word in ("better", "level", "worse")),
-                    f"{mean:+.2f}",
-                ]
-            )
+        for view in _views(study):
+            cells = [outcomes(study, cell, folder, view) for cell in study.cells]
+            for role, form in ((METHOD, "default"), (PAPER_FORM, "paper")):
+                same = [one for found in cells if (one := compare(found, study, role))]
+                if not same:
+                    continue
+                most = [compare(found, study, role, (FEDAVG, BASELINE)) for found in cells]
+                verdicts = [one.verdict for one in same]
+                rows.append(
+                    [
+                        study.name,
+                        view,
+                        form,
+                        f"{len(same)} of {len(study.cells)}",
+                        str(sum(one.higher for one in same)),
+                        *(str(verdicts.count(word)) for word in words),
+                        f"{statistics.fmean(one.difference for one in same):+.2f}",
+                        f"{statistics.fmean(one.difference for one in most if one):+.2f}",
+                    ]
+                )
     if len(rows) == 1:
         return "No study has run yet."
     return "## Against FedAvg on the same backbone\n\n" + _grid(rows)
 
 
+def _views(study: Study) -> tuple[str, ...]:
+    """Return both views, the method's own first."""
+    first = headline(study)
+    return (first, *(view for view in VIEWS if view != first))
+
+
 def _section(study: Study, folder: Path) -> str:
     first = headline(study)
     parts = [f"## {study.name}: {study.title}"]
-    for view in (first, *(v for v in VIEWS if v != first)):
+    for view in _views(study):
         own = " (the method's own view)" if view == first else ""
         table = _table(study, folder, view)
         if table:
@@ -253,9 +327,11 @@ def _table(study: Study, folder: Path, view: str) -> str:
         "Local, best",
         "FedAvg, best",
         next(row.label for row in study.rows if row.role == BASELINE),
+        f"{study.method}, paper's form",
         study.method,
-        "difference",
-        "",
+        "paper's form against the same backbone",
+        f"{study.method} against the same backbone",
+        f"{study.method} against FedAvg, best",
         *(row.label for row in ablations),
     ]
     rows = [head]
@@ -263,7 +339,6 @@ def _table(study: Study, folder: Path, view: str) -> str:
         found = outcomes(study, cell, folder, view)
         if not found:
             continue
-        comparison = compare(found, study)
         rows.append(
             [
                 cell.title,
@@ -272,17 +347,19 @@ def _table(study: Study, folder: Path, view: str) -> str:
                 _with_backbone(best(found, study, [LOCAL])),
                 _with_backbone(best(found, study, [FEDAVG, BASELINE])),
                 _text(of_role(found, study, BASELINE)),
+                _text(of_role(found, study, PAPER_FORM)),
                 _text(of_role(found, study, METHOD)),
-                "–" if comparison is None else str(comparison),
-                "" if comparison is None else comparison.verdict,
+                _text(compare(found, study, PAPER_FORM)),
+                _text(compare(found, study)),
+                _text(compare(found, study, against=(FEDAVG, BASELINE))),
                 *(_text(found.get(row.key)) for row in ablations),
             ]
         )
     return _grid(rows) if len(rows) > 1 else ""
 
 
-def _text(outcome: Outcome | None) -> str:
-    return "–" if outcome is None else str(outcome)
+def _text(found: Outcome | Comparison | None) -> str:
+    return "–" if found is None else str(found)
 
 
 def _with_backbone(outcome: Outcome | None) -> str:
@@ -295,10 +372,10 @@ def _published(study: Study, cell: Cell, method: str) -> str:
     table = tables.paper(study.paper).table(cell.table)
     if cell.metric != table.protocol_of(cell.dataset).metric:
         return "–"
-    for figure in table.figures:
-        where = (figure.dataset, figure.partition, figure.clients)
-        if where == (cell.dataset, cell.partition, cell.clients) and figure.method == method:
-            return "–" if figure.mean is None else f"{figure.mean:.2f}"
+    for entry in table.entries:
+        where = (entry.dataset, entry.partition, entry.clients)
+        if where == (cell.dataset, cell.partition, cell.clients) and entry.method == method:
+            return "–" if entry.mean is None else f"{entry.mean:.2f}"
     return "–"
 
 

@@ -17,7 +17,8 @@ from polyphily.core.method import VIEWS, create
 from polyphily.core.settings import from_mapping
 from polyphily.errors import PolyphilyError, UserError
 from polyphily.graphs.datasets import is_present
-from polyphily.graphs.loading import Federation, load
+from polyphily.graphs.loading import Federation
+from polyphily.graphs.prepared import load_prepared
 from polyphily.runs.folder import write_text
 from polyphily.runs.tuning import side_by_side
 from polyphily.studies import Cell, Row, Study
@@ -47,7 +48,7 @@ def run_cell(
         cell: one of its cells.
         folder: the folder of the results.
         device: the device to train on.
-        partitions: a folder of partition files (`partition_file`), for machines without the
+        partitions: a folder of partition files (`graphs.prepared`), for machines without the
             partitioners; missing files are written.
         report: called with a message for every row.
         until: no row is started after this value of `time.monotonic()`.
@@ -124,28 +125,16 @@ def _saved(found: dict[str, Any], row: Row) -> dict[str, Any] | None:
     return saved
 
 
-def partition_file(folder: Path, cell: Cell, seed: int) -> Path:
-    """Return the file that holds the partition and split of a cell for one seed."""
-    parts = [cell.dataset, cell.partition, str(cell.clients or "own"), cell.split, str(seed)]
-    safe = "".join(c if c.isalnum() or c in "-._=" else "_" for c in "-".join(parts))
-    return folder / f"{safe}.npz"
-
-
 def federation_of(cell: Cell, seed: int, partitions: Path | None = None) -> Federation:
-    if partitions is None or cell.partition == "natural":
-        return load(
-            cell.dataset,
-            partition=cell.partition,
-            clients=cell.clients,
-            split=cell.split,
-            seed=seed,
-            normalize=cell.normalize,
-        )
-    file = partition_file(partitions, cell, seed)
-    if not file.exists():
-        partitions.mkdir(parents=True, exist_ok=True)
-        federation_of(cell, seed).partition.save(file)
-    return load(cell.dataset, partition=file, seed=seed, normalize=cell.normalize)
+    return load_prepared(
+        partitions,
+        dataset=cell.dataset,
+        partition=cell.partition,
+        clients=cell.clients,
+        split=cell.split,
+        seed=seed,
+        normalize=cell.normalize,
+    )
 
 
 def try_row(
@@ -160,7 +149,8 @@ def try_row(
 
     Returns:
         The scores, and the cohort, which the next row can reuse. For each view the scores have
-        `val`, `test` and `test_client_mean`: a list of trials, each a list of seeds.
+        `val`, `test` and `test_client_mean`, and the best round as `round`: a list of trials, each
+        a list of seeds.
     """
     settings = {**study.settings, **cell.settings, "device": device, "metric": cell.metric}
     if row.backbone is not None:
@@ -185,5 +175,6 @@ def try_row(
             "val": table("val", cell.metric),
             "test": table("test", cell.metric),
             "test_client_mean": table("test", f"{cell.metric}_client_mean"),
+            "round": [[moment["round"] for moment in trial.moments[view]] for trial in trials],
         }
     return scores, execution.simulation.cohort
