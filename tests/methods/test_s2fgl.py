@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -427,6 +428,44 @@ def test_the_gradient_reaches_every_parameter() -> None:
         assert (grad.flatten(1).abs().amax(dim=1) > 0).all()
 
 
+@pytest.mark.parametrize("backbone", ["gcn", "sage", "gat", "acm-gcn"])
+@pytest.mark.parametrize("term", ["distillation", "frequency_alignment"])
+def test_each_term_reaches_every_layer_below_the_classifier(term: str, backbone: str) -> None:
+    reached: dict[str, set[str]] = {}
+    for head in ("none", "linear"):
+        chosen = method(head=head)
+        local = moved(simulate(chosen, small_federation(SIZES), 2, backbone=backbone))
+        value = getattr(chosen, term)(local, local.forward().embedding).sum()
+        names, params = zip(*local.params.items(), strict=True)
+        grads = torch.autograd.grad(value, params, allow_unused=True)
+        reached[head] = {
+            name
+            for name, grad in zip(names, grads, strict=True)
+            if grad is not None and grad.flatten(1).any(dim=1).all()
+        }
+        below = {name for name in names if not local.network.is_classifier(name)}
+        assert reached[head] == below
+    layers = {head: {n.split("convs.")[1][0] for n in names} for head, names in reached.items()}
+    assert layers == {"none": {"0"}, "linear": {"0", "1"}}
+
+
+@pytest.mark.parametrize(("head", "layer"), [("none", "convs.0"), ("linear", "trunk.convs.1")])
+def test_the_embedding_is_the_input_of_the_last_layer(head: str, layer: str) -> None:
+    simulation = simulate(method(head=head), small_federation(SIZES), 1, backbone="acm-gcn")
+    seen: list[Tensor] = []
+    conv = simulation.network.get_submodule(layer)
+    with conv.register_forward_hook(lambda _, __, output: seen.append(output)):
+        embedding = simulation.received().forward().embedding
+    torch.testing.assert_close(embedding, seen[-1].relu())
+    assert (
+        simulation.network.describe()
+        == {
+            "none": "acm-gcn",
+            "linear": "acm-gcn with a linear head",
+        }[head]
+    )
+
+
 def test_strength_grows_after_the_warm_up() -> None:
     usual = method(warm_up=20, ramp=10)
     assert [usual.strength(r) for r in (0, 19, 20, 24, 29, 30, 99)] == [0, 0, 0.1, 0.5, 1, 1, 1]
@@ -461,6 +500,104 @@ def test_each_part_can_be_switched_off() -> None:
     weights = [s.states[0]["model/convs.0.weight"] for s in (neither, one, other, both)]
     for i, first in enumerate(weights):
         assert not any(torch.allclose(first, second) for second in weights[i + 1 :])
+
+
+# Forms, and hyperparameters that change nothing -------------------------------------------------
+
+
+def test_the_form_of_the_authors_code() -> None:
+    made, paper = create("s2fgl", {"code": True}), create("s2fgl", {"paper": True})
+    assert made == replace(
+        paper,
+        lambda2=1.0,
+        centrality="code",
+        alpha=0.85,
+        sampling="replica",
+        divergence="global||local",
+        spectral_share=0.2,
+    )
+    simulation = simulate(made, small_federation(SIZES), 3)
+    assert all(t.isfinite().all() for t in simulation.tensors().values())
+    # In this form labelled nodes come first: no prediction is needed while there are enough.
+    nodes, _ = made.top_nodes(simulation.cohort, made.selected)
+    assert (simulation.cohort.labels[nodes] >= 0).all()
+
+
+def test_when_it_acts() -> None:
+    assert create("s2fgl").rounds_before_it_acts() == 20
+    assert create("s2fgl", {"paper": True}).rounds_before_it_acts() == 1
+    for neither in ({"nlir": False, "fgma": False}, {"lambda1": 0, "fgma": False}):
+        assert method(**neither).rounds_before_it_acts() == 0
+    federation = small_federation(SIZES)
+    for one in ({"fgma": False}, {"nlir": False}):
+        chosen = method(warm_up=2, **one)
+        first = chosen.rounds_before_it_acts()
+        assert first == 2
+        for rounds, same in ((first, True), (first + 1, False)):
+            ours, plain = (
+                simulate(m, federation, rounds).states[0]["model/convs.0.weight"]
+                for m in (chosen, "fedavg")
+            )
+            assert torch.equal(ours, plain) == same
+
+
+OTHER: dict[str, tuple[object, object]] = {  # a second value of every hyperparameter
+    "nlir": (True, False),
+    "fgma": (True, False),
+    "head": ("none", "linear"),
+    "weighting": ("nodes", "uniform"),
+    "lambda1": (5.0, 2.0),
+    "lambda2": (0.05, 1.0),
+    "warm_up": (0, 2),
+    "ramp": (0, 4),
+    "centrality": ("paper", "code"),
+    "alpha": (0.15, 0.85),
+    "selected": (1 / 3, 0.6),
+    "labels": ("predicted", "train"),
+    "replicas": (4, 2),
+    "client_share": (0.7, 0.4),
+    "sampling": ("holders", "class"),
+    "temperature": (0.2, 1.0),
+    "divergence": ("local||global", "global||local"),
+    "neighbours": (3, 5),
+    "eigenvectors": (3, 2),
+    "spectral_share": (0.2, 0.5),
+    "refresh": ("round", "step"),
+    "tie_break": (1e-4, 1e-2),
+}
+BASES: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {"paper": True},
+    "code, with nodes outside the train mask": {"code": True, "selected": 0.8},
+    "without NLIR": {"nlir": False},
+    "without NLIR, all nodes": {"nlir": False, "spectral_share": 1.0},
+    "NLIR without weight": {"lambda1": 0},
+    "without FGMA": {"fgma": False},
+    "without FGMA, all nodes": {"fgma": False, "selected": 1.0},
+    "FGMA without weight": {"lambda2": 0},
+    "all clients in every prototype": {"client_share": 1.0, "sampling": "class"},
+    "neither": {"nlir": False, "fgma": False},
+    "neither, without weights": {"lambda1": 0, "lambda2": 0, "nlir": False},
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_hyperparameters_act_or_are_named_as_idle(base: str) -> None:
+    federation = small_federation((18, 25, 21))
+    start = method(**{"eigenvectors": 3, **BASES[base]})
+    assert OTHER.keys() == start.hyperparameters().keys()
+
+    def trained(chosen: S2FGL) -> Tensor:
+        state = model_part(simulate(chosen, federation, 4).states[0])
+        return torch.cat([value.flatten() for _, value in sorted(state.items())])
+
+    usual, idle = trained(start), start.without_effect()
+    for name, values in OTHER.items():
+        value = values[values[0] == getattr(start, name)]
+        other = trained(replace(start, **{name: value}))
+        acts = len(other) != len(usual) or bool((other - usual).abs().max() > 1e-9)
+        assert acts == (name not in idle), name
+    assert all(re.search(r"; set \w+", reason) for reason in idle.values())
 
 
 # With both terms on, what every method must keep ----------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -143,12 +143,19 @@ def register_backbone(name: str, *, cite: str = "") -> Callable[[B], B]:
     return add
 
 
-def build(name: str, shape: Shape, seed: int) -> Backbone:
-    """Build a backbone with one client's initial parameters, which depend on the seed alone."""
+def build(name: str, shape: Shape, seed: int, *, linear_head: bool = False) -> Backbone:
+    """Build a backbone with one client's initial parameters, which depend on the seed alone.
+
+    Args:
+        name: of the backbone.
+        shape: its size.
+        seed: of the initial parameters.
+        linear_head: whether a linear classifier follows the backbone's layers (`LinearHead`).
+    """
     backbone = BACKBONES.find(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return backbone(shape)
+        return LinearHead(backbone, shape) if linear_head else backbone(shape)
 
 
 # The backbones -----------------------------------------------------------------------------------
@@ -264,3 +271,37 @@ class ACMGCN(Stack):
 
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
         return ACMConv(inputs, outputs)
+
+
+# A classifier on top of any of them --------------------------------------------------------------
+
+
+class LinearHead(Backbone):
+    """A backbone whose last layer has the hidden width, too, then ReLU and a linear classifier.
+
+    The embedding is the input of the classifier, so that a loss on it reaches every layer below.
+    Nothing is dropped between the two.
+
+    Args:
+        trunk: the class of the backbone.
+        shape: `layers` counts those of the backbone, without the classifier.
+    """
+
+    def __init__(self, trunk: type[Backbone], shape: Shape) -> None:
+        super().__init__(shape)
+        self.trunk = trunk(replace(shape, classes=shape.hidden))
+        self.head = Linear(shape.hidden, shape.classes)
+
+    def describe(self) -> str:
+        return f"{self.trunk.describe()} with a linear head"
+
+    @property
+    def embedding_width(self) -> int:
+        return self.shape.hidden
+
+    def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
+        embedding = self.trunk(graph, draws).logits.relu()
+        return Output(self.head(embedding, graph), embedding)
+
+    def is_classifier(self, parameter: str) -> bool:
+        return parameter.startswith("head.")

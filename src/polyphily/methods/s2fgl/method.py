@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ from polyphily.methods.s2fgl.centrality import most_central
 from polyphily.methods.s2fgl.losses import frequency_gap, kl_divergence, log_similarity_shares
 from polyphily.methods.s2fgl.repository import SAMPLING, build_repository, draw_clients
 from polyphily.methods.s2fgl.spectrum import extremes, projections, unit
+from polyphily.nn import backbones
+from polyphily.nn.backbones import Backbone, Shape
 from polyphily.nn.segments import Segments
 from polyphily.nn.stacked import StackedGraph
 
@@ -38,6 +41,13 @@ PROTOTYPES, COUNTS, REPOSITORY = "prototypes", "counts", "repository"
 ANCHORS, GLOBAL_LOG_SHARES = "anchors", "global log shares"  # constants of a round: NLIR,
 GLOBAL_BASIS, GLOBAL_PROJECTIONS = "global basis", "global projections"  # and FGMA
 STRENGTH, PLAIN, ALIGNED = "strength", "plain", "aligned"
+
+# Hyperparameters that nothing but one of the terms uses.
+OF_NLIR = (
+    *("selected", "labels", "replicas", "client_share"),
+    *("sampling", "temperature", "divergence"),
+)
+OF_FGMA = ("neighbours", "eigenvectors", "spectral_share", "refresh", "tie_break")
 
 
 @register("s2fgl", cite="Tan et al., S2FGL: Spatial Spectral Federated Graph Learning, ICML 2025")
@@ -51,9 +61,35 @@ class S2FGL(FedAvg):
     compares local and global embeddings projected on the lowest and highest frequencies of their
     own similarity graphs. The first round is plain cross-entropy: there is no repository yet.
 
+    An embedding is the input of the network's last layer. With `head=linear` that layer is a linear
+    classifier behind all convolutions, so that both terms reach all of them.
+
     At the start of a round the local model is the global one, so that both terms slow training down
     like proximal terms. By default they begin after a warm-up, which the paper does not have.
     """
+
+    left_open: ClassVar[Sequence[str]] = (
+        "λ1 and λ2 have no values, only ranges that were tried (1 to 100, 0.01 to 1). Here: 5, the "
+        "product of two factors in the authors' code, and 0.05.",
+        "k_sim and k_eig have no values. Here: 3 and 10, as in the authors' code.",
+        "Each global prototype comes from 'α percent' of the clients, without a value. Here: 70 %, "
+        "as in the authors' code, rounded down, and at least one client.",
+        "Selected nodes are 'categorized' by class, but some have no label. Here: train labels, "
+        "and the client's predictions elsewhere (labels=train: train nodes only).",
+        "Which layer the feature vectors h come from is not stated. Here: the input of the linear "
+        "classifier behind all convolutions, as in the authors' code (head=linear).",
+        "What the first round does without a repository is not stated. Here: both terms begin in "
+        "the second round, as in the authors' code.",
+        "A class that no drawn client has leaves Eq. 7 undefined. Here: a prototype of zeros, "
+        "whose cosine with every vector is 0.",
+        "S of Eq. 9 is not symmetric, so that its Laplacian need not have orthogonal eigenvectors. "
+        "Here: the mean of S and its transpose.",
+        "Equal eigenvalues leave their eigenvectors undetermined, and Eq. 12 compares them in "
+        "pairs. Here: the solver's order (tie_break above 0 determines them).",
+        "Whether gradients go through eigenvectors is not stated. Here: they do not, as in the "
+        "authors' code.",
+        "How the server averages models is not stated. Here: weighted by the number of nodes.",
+    )
 
     nlir: bool = parameter(True, "whether the repository of prototypes is used")
     fgma: bool = parameter(True, "whether frequencies are aligned")
@@ -64,6 +100,14 @@ class S2FGL(FedAvg):
         0.05,
         "weight of L_FGMA; the paper tries 0.01 to 1, its code has 1, which slows training down",
         symbol="λ2",
+        code=1.0,
+    )
+    head: str = parameter(
+        "none",
+        "what classifies: the last layer of the backbone (none), or a linear layer behind all of "
+        "them, as in the authors' code (linear)",
+        choices=("none", "linear"),
+        paper="linear",
     )
     warm_up: int = parameter(20, "rounds without either term", paper=0)
     ramp: int = parameter(10, "rounds over which both weights then grow", paper=0)
@@ -73,10 +117,9 @@ class S2FGL(FedAvg):
         "train nodes (meant for alpha 0.85)",
         symbol="Λ^SALC",
         choices=("paper", "code"),
+        code="code",
     )
-    alpha: float = parameter(
-        0.15, "restart probability of PageRank; 0.85 in the released code", symbol="α"
-    )
+    alpha: float = parameter(0.15, "restart probability of PageRank", symbol="α", code=0.85)
     selected: float = parameter(1 / 3, "share of nodes that make prototypes", symbol="K/n")
     labels: str = parameter(
         "predicted",
@@ -95,6 +138,7 @@ class S2FGL(FedAvg):
         symbol="N_c^k",
         choices=SAMPLING,
         paper="class",
+        code="replica",
     )
     temperature: float = parameter(
         0.2,
@@ -105,11 +149,12 @@ class S2FGL(FedAvg):
         "local||global",
         "order of the KL divergence in L_FKD: as Eq. 8 prints it, or as the released code has it",
         choices=("local||global", "global||local"),
+        code="global||local",
     )
     neighbours: int = parameter(3, "nearest neighbours in the similarity graph", symbol="k_sim")
     eigenvectors: int = parameter(10, "eigenvectors at each end of the spectrum", symbol="k_eig")
     spectral_share: float = parameter(
-        0.2, "share of nodes, the most central ones, that FGMA aligns", paper=1.0
+        0.2, "share of nodes, the most central ones, that FGMA aligns", paper=1.0, code=0.2
     )
     refresh: str = parameter(
         "round",
@@ -121,6 +166,11 @@ class S2FGL(FedAvg):
     tie_break: float = parameter(
         1e-4, "slope on the Laplacian's diagonal that tells equal eigenvalues apart", paper=0.0
     )
+
+    # The network -----------------------------------------------------------------------------
+
+    def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
+        return backbones.build(backbone, shape, seed, linear_head=self.head == "linear")
 
     # What travels ----------------------------------------------------------------------------
 
@@ -148,12 +198,17 @@ class S2FGL(FedAvg):
 
     # The schedule ----------------------------------------------------------------------------
 
+    @property
+    def first_round(self) -> int:
+        """The first round with either term; in round 0 there is no repository yet."""
+        return max(self.warm_up, 1)
+
     def phase(self, round_index: int) -> str:
         return PLAIN if self.strength(round_index) == 0 else ALIGNED
 
     def strength(self, round_index: int) -> float:
         """Return the factor of both terms: 0 in the first round and during warm-up, then to 1."""
-        if round_index < max(self.warm_up, 1):
+        if round_index < self.first_round:
             return 0.0
         return min(1.0, (round_index - self.warm_up + 1) / max(self.ramp, 1))
 
@@ -276,3 +331,43 @@ class S2FGL(FedAvg):
     def download(self, state: State, clients: Sequence[int]) -> Message:
         repository = {n: t for n, t in state.items() if n == REPOSITORY}
         return {**super().download(state, clients), **to_each(repository, clients)}
+
+    # For people ------------------------------------------------------------------------------
+
+    @property
+    def distils(self) -> bool:
+        """Whether L_FKD is in the loss."""
+        return self.nlir and self.lambda1 != 0
+
+    @property
+    def aligns(self) -> bool:
+        """Whether L_FGMA is in the loss."""
+        return self.fgma and self.lambda2 != 0
+
+    def rounds_before_it_acts(self) -> int:
+        return self.first_round if self.distils or self.aligns else 0
+
+    def without_effect(self) -> Mapping[str, str]:
+        idle: dict[str, str] = {}
+        for switch, weight, others, acts in (
+            ("nlir", "lambda1", OF_NLIR, self.distils),
+            ("fgma", "lambda2", OF_FGMA, self.aligns),
+        ):
+            if not getattr(self, switch):
+                idle[weight] = f"{switch} is off; set {switch}=on"
+            if not getattr(self, weight):
+                idle[switch] = f"{weight} is 0; set {weight} above 0"
+            if not acts:
+                reason = f"its term is not in the loss; set {switch}=on and {weight} above 0"
+                idle |= dict.fromkeys(others, reason)
+        if not (self.distils or self.aligns):
+            reason = "no term is in the loss; set nlir=on or fgma=on, and its weight above 0"
+            idle |= dict.fromkeys(("warm_up", "ramp"), reason)
+        selects = (self.distils and self.selected < 1) or (self.aligns and self.spectral_share < 1)
+        if not selects:
+            reason = "no nodes are selected; set nlir=on with selected below 1, or fgma=on with "
+            idle |= dict.fromkeys(("centrality", "alpha"), reason + "spectral_share below 1")
+        if self.distils and self.client_share >= 1:
+            reason = "every prototype comes from all clients; set client_share below 1"
+            idle |= dict.fromkeys(("sampling", "replicas"), reason)
+        return idle
