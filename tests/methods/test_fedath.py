@@ -23,6 +23,7 @@ from builders import (
     split_by_client,
 )
 from cases import assert_close, federation_of, simulate, small_federation
+from effects import changes_predictions
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Uploads, model_part, with_prefix
@@ -36,12 +37,17 @@ from polyphily.nn.backbones import BACKBONES, Shape
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.subgraphs import Subgraph
 
-PAPER = {
-    "hsic": "pairs",
-    "symmetric": False,
-    "unit_features": False,
-    "initial_score": 0.0,
-    "evaluator_lr": 0.0,
+ALGORITHM_1 = {"paper": True, "joint": False}
+BASES: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {"paper": True},
+    "code": {"code": True, "evaluator_width": 8},
+    "without HSIC": {"use_independence": False},
+    "without entropy": {"use_entropy": False},
+    "without either": {"use_independence": False, "use_entropy": False},
+    "HSIC of weight 0": {"independence": 0.0},
+    "paper, without HSIC": {"paper": True, "use_independence": False},
+    "paper, without either": {"paper": True, "use_independence": False, "use_entropy": False},
 }
 SIZES = (7, 1, 12, 5)
 
@@ -138,13 +144,15 @@ def test_alignment_does_not_depend_on_the_scale_of_the_logits() -> None:
     )
 
 
-def test_negative_entropy_in_its_three_forms() -> None:
+def test_negative_entropy_in_its_four_forms() -> None:
     segments = random_cohort((7, 12, 5)).segments
     logits = 3 * random_like((24, 3))
     for k, part in enumerate(torch.split(logits, list(segments.sizes))):
         p = part.exp() / part.exp().sum(dim=1, keepdim=True)
         total = (p * p.log()).sum()
-        expected = {"sum": total, "mean": total / len(p), "printed": -p.log().sum() / len(p)}
+        printed = -p.log().sum()
+        expected = {"sum": total, "mean": total / len(p), "printed-sum": printed}
+        expected["printed"] = printed / len(p)
         for form, value in expected.items():
             ours = negative_entropy(logits, segments, form)[k]
             assert ours.item() == pytest.approx(value.item()), form
@@ -279,7 +287,7 @@ def test_edges_start_near_one_by_default_and_near_a_half_in_the_paper() -> None:
     "options",
     [
         {},
-        PAPER,
+        ALGORITHM_1,
         {"hsic": "nodes", "entropy": "sum", "independence": 0.5, "evaluator_lr": 0.01},
     ],
 )
@@ -327,7 +335,9 @@ def test_a_round_is_two_alternating_updates_per_epoch(options: dict[str, object]
             h_b = gcn(adjacency * (1 - weight).detach(), x, part["biased."])
             loss_c = F.cross_entropy(h_c[train], labels[train]) + dependence(h_c, h_b.detach())
             p = h_b.softmax(dim=1)
-            entropy = (p * p.log()).sum() / (1 if settings["entropy"] == "sum" else len(p))
+            printed = settings["entropy"] == "printed"
+            entropy = -p.log().sum() if printed else (p * p.log()).sum()
+            entropy = entropy / (1 if settings["entropy"] == "sum" else len(p))
             loss_b = entropy + dependence(h_c.detach(), h_b)
             for optimizer, loss in ((first, loss_c), (second, loss_b)):
                 optimizer.zero_grad()
@@ -366,16 +376,15 @@ def test_each_loss_acts_where_it_should_and_can_be_dropped() -> None:
 
 
 def test_dropped_losses_leave_the_terms_that_remain() -> None:
-    federation = small_federation()
-    both = {"use_entropy": False, "use_independence": False}
-    local = started(simulate("fedath", federation))
-    plain = create("fedath", both).loss(local)
-    logits = local.forward().logits
-    torch.testing.assert_close(plain, local.cross_entropy(logits))
-    only_entropy = create("fedath", {"use_independence": False}).loss(local) - plain
-    only_hsic = create("fedath", {"use_entropy": False}).loss(local) - plain
-    whole = create("fedath").loss(local) - plain
-    torch.testing.assert_close(whole, only_entropy + only_hsic)
+    def loss(**options: bool) -> Tensor:
+        return create("fedath", {"joint": True, **options}).loss(local)
+
+    local = started(simulate("fedath", small_federation()))
+    plain = loss(use_entropy=False, use_independence=False)
+    torch.testing.assert_close(plain, local.cross_entropy(local.forward().logits))
+    only_entropy = loss(use_independence=False) - plain
+    only_hsic = loss(use_entropy=False) - plain
+    torch.testing.assert_close(loss() - plain, only_entropy + only_hsic)
     assert (only_entropy < 0).all()
     assert (only_hsic > 0).all()
 
@@ -387,7 +396,7 @@ def test_joint_lets_the_biased_losses_reach_the_evaluator() -> None:
     assert moved({"joint": True}, {"joint": True, "use_entropy": False}, "evaluator.")
 
 
-@pytest.mark.parametrize("form", ["sum", "printed"])
+@pytest.mark.parametrize("form", ["sum", "printed", "printed-sum"])
 def test_the_form_of_the_entropy_changes_the_biased_gnn(form: str) -> None:
     assert moved({}, {"entropy": form}, "biased.")
 
@@ -409,7 +418,7 @@ def test_the_learning_rate_of_the_evaluator_is_its_own() -> None:
         torch.testing.assert_close(steps[2][name], steps[3][name])
 
 
-@pytest.mark.parametrize("options", [{"evaluator": "gcn"}, PAPER, {"joint": True}])
+@pytest.mark.parametrize("options", [BASES["code"], BASES["paper"], {"joint": True}])
 def test_every_parameter_is_trained_in_every_form(options: dict[str, object]) -> None:
     simulation = simulate(create("fedath", options), small_federation(), weight_decay=0.0)
     before = model_part(simulation.memory)
@@ -448,6 +457,62 @@ def test_what_is_predicted_is_the_received_causal_gnn_on_the_own_causal_graph() 
         own = of_client(with_prefix(memory, "evaluator."), k)
         weighted = dense_adjacency(graph) * mlp_scores(graph, own).sigmoid()
         torch.testing.assert_close(parts[k], gcn(weighted, dense_features(graph), causal))
+
+
+# What the losses change --------------------------------------------------------------------------
+
+
+def predictions(options: dict[str, object]) -> Tensor:
+    simulation = simulate(create("fedath", options), small_federation(), 3, dropout=0.4)
+    return torch.cat([simulation.predict(v) for v in (simulation.received(), simulation.trained())])
+
+
+@pytest.mark.parametrize("options", [{}, {"share": "all"}, {"evaluator": "gcn"}])
+def test_without_hsic_the_entropy_changes_no_prediction(options: dict[str, object]) -> None:
+    """To the bit and with dropout: the rows with and without the entropy loss are one model."""
+    alone = {**options, "use_independence": False}
+    found = predictions(alone)
+    assert torch.equal(predictions({**alone, "use_entropy": False}), found)
+    assert torch.equal(predictions({**alone, "entropy": "sum"}), found)
+    assert torch.equal(predictions({**options, "independence": 0.0}), found)
+
+
+@pytest.mark.parametrize("options", [{}, ALGORITHM_1, {"code": True, "evaluator_width": 8}])
+def test_the_entropy_acts_through_the_hsic(options: dict[str, object]) -> None:
+    """In the first step it moves the biased GNN alone, and from then on H_b in the HSIC."""
+    assert not torch.equal(predictions(options), predictions({**options, "use_entropy": False}))
+
+
+def test_in_the_papers_form_the_four_rows_of_the_ablation_are_four_models() -> None:
+    switches = [(True, True), (True, False), (False, True), (False, False)]
+    rows = [
+        predictions({"paper": True, "use_entropy": entropy, "use_independence": independence})
+        for entropy, independence in switches
+    ]
+    for i, row in enumerate(rows):
+        assert not any(torch.equal(row, other) for other in rows[:i])
+
+
+def test_without_both_losses_it_is_fedavg_on_the_evaluators_graph() -> None:
+    """With ω = 1 it is FedAvg; the evaluator's training makes it another model."""
+    federation, chosen = small_federation(), {"dropout": 0.4}
+    plain = model_part(simulate("fedavg", federation, 3, **chosen).states[0])
+
+    def neither(**options: float) -> dict[str, Tensor]:
+        method = create("fedath", {**BASES["without either"], **options})
+        state = model_part(simulate(method, federation, 3, **chosen).states[0])
+        return with_prefix(state, "causal.")
+
+    assert_close(neither(initial_score=100.0), plain, 1e-9)
+    with pytest.raises(AssertionError):
+        assert_close(neither(), plain, 1e-3)
+
+
+@pytest.mark.parametrize("name", FedATH.hyperparameters())
+@pytest.mark.parametrize("base", BASES)
+def test_a_hyperparameter_acts_or_is_said_not_to(base: str, name: str) -> None:
+    method = create("fedath", BASES[base])
+    assert changes_predictions(method, name) == (name not in method.without_effect())
 
 
 # Sharing ---------------------------------------------------------------------------------------

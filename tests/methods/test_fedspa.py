@@ -24,6 +24,7 @@ from builders import (
     with_features,
 )
 from cases import assert_close, assert_same_bits, simulate, small_federation, weights_of
+from effects import changes_predictions
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Uploads, model_part
@@ -46,6 +47,18 @@ from polyphily.nn.backbones import ACMGCN, BACKBONES, GCN, GraphSAGE, Shape
 
 NO_RNG = np.random.default_rng(0)
 SIZES = (9, 1, 14, 9)
+BASES: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {"paper": True},
+    "code": {"code": True},
+    "without SFPD": {"sfpd": False},
+    "without prior": {"prior": False},
+    "without posterior": {"posterior": False},
+    "without HBDA": {"prior": False, "posterior": False},
+    "without all": {"sfpd": False, "prior": False, "posterior": False},
+    "by area alone": {"code": True, "sfpd": False},
+    "by area, without posterior": {"code": True, "posterior": False},
+}
 kinds_of_features = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 networks = pytest.mark.parametrize(
     ("form", "backbone"), [("paper", "acm-gcn"), ("code", "acm-gcn"), ("paper", "sage")]
@@ -329,6 +342,13 @@ def test_without_its_three_parts_it_is_fedavg() -> None:
     assert_same_bits(weights_of(ours), weights_of(theirs))
 
 
+@pytest.mark.parametrize("name", FedSPA.hyperparameters())
+@pytest.mark.parametrize("base", BASES)
+def test_a_hyperparameter_acts_or_is_said_not_to(base: str, name: str) -> None:
+    method = create("fedspa", BASES[base])
+    assert changes_predictions(method, name) == (name not in method.without_effect())
+
+
 # Hidden labels -------------------------------------------------------------------------------
 
 
@@ -479,6 +499,14 @@ def test_bias_weights_by_hand() -> None:
     found = bias_weights(values, nodes)
     assert found.tolist() == pytest.approx(expected.tolist())
     assert (found.max() / found.min()).item() == pytest.approx(math.e)
+
+
+def test_weights_by_the_values_themselves() -> None:
+    values = torch.tensor([[2.0], [1.0], [5.0]], dtype=torch.float64)
+    raised = np.exp([-0.25, 0.0, -1.0])
+    for nodes in ([1.0, 1.0, 1.0], [1.0, 9.0, 2.0]):
+        found = bias_weights(values, torch.tensor(nodes), distance=False)
+        assert found.tolist() == pytest.approx((raised / raised.sum()).tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -41,11 +41,9 @@ def cross_square(a: Tensor, b: Tensor, segments: Segments) -> Tensor:
 def negative_entropy(logits: Tensor, segments: Segments, form: str) -> Tensor:
     """Compute the negative entropy of each client's predictions, Eq. 9.
 
-    Eq. 9 prints the logarithm without the probability before it (`form="printed"`). That is the
-    cross-entropy to the uniform distribution and has the same minimum.
+    Eq. 9 prints the logarithm without the probability before it ("printed", "printed-sum"). That is
+    the cross-entropy to the uniform distribution and has the same minimum.
     """
     log = logits.log_softmax(dim=1)
-    if form == "printed":
-        return segments.mean(-log.sum(dim=1))
-    values = (log.exp() * log).sum(dim=1)
-    return segments.sum(values) if form == "sum" else segments.mean(values)
+    values = -log.sum(dim=1) if form.startswith("printed") else (log.exp() * log).sum(dim=1)
+    return segments.sum(values) if form.endswith("sum") else segments.mean(values)

@@ -3,8 +3,9 @@ favours clients whose homophily is near the federation's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -70,10 +71,38 @@ class FedSPA(FedAvg):
     """
 
     backbone = "acm-gcn"
+    left_open: ClassVar[Sequence[str]] = (
+        "The paper names ACM-GCN, but not how equation 6 enters its low-pass and high-pass "
+        "channels: each of the two has equation 6 with weights of its own.",
+        "The maps f and the harmoniser phi are not written out: linear maps, phi with a bias.",
+        "Equation 6 sums over neighbours without a normalisation, and ACM-GCN has one: paper=on "
+        "sums (the default divides by the degree).",
+        "Equation 7 calls L the graph Laplacian; equation 2, which it applies, has the eigenvalues "
+        "of the normalised one: the normalised Laplacian, with a zero row for a node without "
+        "edges. Columns of features that are zero are left out of the mean.",
+        "Equation 9 divides by zero if all biases are equal: the weights are uniform then.",
+        "Equations 3 and 14 leave open which labels log p(G | theta) is of, whether it is a sum or "
+        "a mean, and at which parameters: the mean over the train nodes' labels, at the client's "
+        "parameters after local training, without dropout.",
+        "Whether a channel has a weight for each layer is not stated: it has one for all layers.",
+        "Weights are given for the harmoniser (equation 10) and for the two channels (equation "
+        "12). For theta_self and all else that neither channel owns none are given: those of the "
+        "harmoniser, w^h, as in the authors' code.",
+        "The initial values of the channels are not stated: each channel has its own.",
+        "Optimiser, learning rate, rounds and epochs are not stated: the settings of the run.",
+    )
 
     sfpd: bool = parameter(True, "separate channels for homophilic and heterophilic neighbours")
     prior: bool = parameter(
         True, "weights by high-frequency area; off: by size, as FedAvg", symbol="w^h"
+    )
+    prior_by: str = parameter(
+        "distance",
+        "what lowers a client's prior weight: the distance of its area from the federation's "
+        "(equation 8), or the area itself as in the authors' code",
+        symbol="δ",
+        choices=("distance", "area"),
+        code="area",
     )
     posterior: bool = parameter(
         True, "the channels' weights by Fisher information; off: by size, as FedAvg", symbol="w^d"
@@ -83,6 +112,7 @@ class FedSPA(FedAvg):
         "what the channels own: weight matrices as in the paper, or attention vectors as in the "
         "authors' code (acm-gcn only)",
         choices=("paper", "code"),
+        code="code",
     )
     normalise: str = parameter(
         "mean",
@@ -110,11 +140,24 @@ class FedSPA(FedAvg):
         "of the high-frequency area: normalised, or D - A as in the authors' code",
         symbol="L",
         choices=("symmetric", "combinatorial"),
+        code="combinatorial",
     )
 
     def __post_init__(self) -> None:
         if not 0 <= self.hidden_share <= 1:
             raise UserError(f"fedspa: 'hidden_share' is from 0 to 1, not {self.hidden_share}")
+
+    def without_effect(self) -> Mapping[str, str]:
+        idle = {}
+        if not self.sfpd:
+            of_channels = ("posterior", "form", "normalise", "hidden_share", "tied", "channel_lr")
+            idle = dict.fromkeys(of_channels, "there are no channels; set sfpd=on as well")
+        if not self.prior:
+            by_area = ("prior_by", "laplacian")
+            idle |= dict.fromkeys(by_area, "no weight is by area; set prior=on as well")
+        elif not self.sfpd and self.prior_by == "area":
+            idle["weighting"] = "all weights are by area; set prior_by=distance or prior=off"
+        return idle
 
     # The network -----------------------------------------------------------------------------
 
@@ -246,7 +289,8 @@ class FedSPA(FedAvg):
         nodes = uploads[WEIGHT]
         weights = dict.fromkeys((None, *CHANNELS), nodes)
         if self.prior:
-            weights[None] = bias_weights(uploads[AREA].unsqueeze(1), nodes)  # equations 8 to 10
+            areas, distance = uploads[AREA].unsqueeze(1), self.prior_by == "distance"
+            weights[None] = bias_weights(areas, nodes, distance=distance)  # equations 8 to 10
         for channel in CHANNELS:
             fisher = [
                 flat(value)

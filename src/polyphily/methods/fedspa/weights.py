@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def bias_weights(values: Tensor, nodes: Tensor) -> Tensor:
+def bias_weights(values: Tensor, nodes: Tensor, *, distance: bool = True) -> Tensor:
     """Compute the clients' weights from the deviation of their values from the federation's.
 
     Deviation d_i = mean_j |values_ij - sum_k (N_k / N) values_kj| (equations 8 and 11), gamma_i =
@@ -17,9 +17,11 @@ def bias_weights(values: Tensor, nodes: Tensor) -> Tensor:
     Args:
         values: one row per client that answered, `[K, m]`.
         nodes: N_k, `[K]`.
+        distance: whether weights fall with the deviation; otherwise with the values themselves,
+            which are not negative.
     """
     globe = (nodes / nodes.sum()).to(values.dtype) @ values
-    deviation = (values - globe).abs().mean(dim=1)
+    deviation = (values - globe).abs().mean(dim=1) if distance else values.mean(dim=1)
     low, high = deviation.aminmax()
     rounding = 100 * torch.finfo(values.dtype).eps * values.abs().mean(dim=1).amax()
     spread = high - low
