@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from builders import CPU
+from builders import CPU, cohort_of
 from cases import assert_close, simulate, small_federation
 from polyphily import Settings
 from polyphily.core.messages import Uploads, model_part
-from polyphily.core.method import create
+from polyphily.core.method import check_effects, create
 from polyphily.core.optimizers import clipped
 from polyphily.errors import UserError
+from polyphily.graphs.loading import load
 from polyphily.methods.fedgsp import FedGSP, collaboration
 from polyphily.methods.fedgsp.collaboration import (
+    Angles,
     Points,
     Subspaces,
-    attention,
+    Term,
     nearest_on_simplex,
+    only_others,
     uniform_self_weight,
 )
 from polyphily.nn.backbones import Shape
@@ -53,16 +59,35 @@ def test_newton_finds_the_exact_row_on_the_simplex(gamma: float, size: int) -> N
     np.testing.assert_allclose(found.sum(axis=1), 1)
 
 
+def others_first(clients: int) -> Tensor:
+    """The W that the alternation starts from."""
+    return only_others(clients, torch.empty(0, dtype=torch.float64))
+
+
+def w_of(method: FedGSP, vectors: dict[str, Tensor], clients: int) -> Tensor:
+    """The weights of one problem, from the usual start."""
+    return method.mixture(method.solve(vectors, others_first(clients))[0])
+
+
 def test_attention_by_hand() -> None:
     x = torch.tensor([[1.0, 0, 2], [0, 0, 0]], dtype=torch.float64)
-    vectors = Points(x)
     strength = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
     e = np.array([0.4, 0.0, 1.6])  # the symmetrised w_12 times the squared difference
-    plain = attention(Points(x[:, [0, 2]]), strength, 0)
-    np.testing.assert_allclose(plain, (1 / e[[0, 2]]) / (1 / e[[0, 2]]).sum(), rtol=1e-8)
-    assert attention(vectors, strength, 0)[1] > 0.999999  # all agree there: it takes everything
+
+    def focus(x: Tensor, floor: float, start: Tensor = strength) -> Tensor:
+        term = Term.of(1.0, Points(x), start, scale="none", floor=floor, learnt=True)
+        return term.focus(strength)
+
+    np.testing.assert_allclose(
+        focus(x[:, [0, 2]], 0), (1 / e[[0, 2]]) / (1 / e[[0, 2]]).sum(), rtol=1e-8
+    )
+    assert focus(x, 0)[1] > 0.999999  # all agree there: it takes everything
     raised = 1 / (e + 0.5 * e.mean())
-    np.testing.assert_allclose(attention(vectors, strength, 0.5), raised / raised.sum(), rtol=1e-8)
+    np.testing.assert_allclose(focus(x, 0.5), raised / raised.sum(), rtol=1e-8)
+    doubled = 1 / (e + e.mean())  # the floor is that of the start, which has twice the weight
+    np.testing.assert_allclose(focus(x, 0.5, 2 * strength), doubled / doubled.sum(), rtol=1e-8)
+    even = Term.of(1.0, Points(x), strength, scale="none", floor=0.5, learnt=False)
+    np.testing.assert_allclose(even.focus(strength), 1 / 3)
 
 
 def projectors(vectors: np.ndarray) -> np.ndarray:
@@ -75,6 +100,14 @@ def random_vectors(clients: int, orders: int, t: int, features: int, seed: int) 
     return np.linalg.qr(draws)[0].swapaxes(2, 3)
 
 
+def two_kinds(clients: int, orders: int, t: int, features: int, seed: int = 0) -> dict[str, Tensor]:
+    names = ("homophily", "heterophily")
+    return {
+        name: torch.from_numpy(random_vectors(clients, orders, t, features, 2 * seed + k))
+        for k, name in enumerate(names)
+    }
+
+
 def test_subspaces_are_compared_by_their_projectors() -> None:
     vectors, rng = random_vectors(4, 3, 2, 7, seed=0), np.random.default_rng(1)
     p, w, focus = projectors(vectors), rng.random((4, 4)), rng.random((3, 7))
@@ -83,22 +116,63 @@ def test_subspaces_are_compared_by_their_projectors() -> None:
     expected = np.einsum("ij,iofg,jofg->of", laplacian, p, p)
     found = ours.spread(torch.from_numpy(laplacian)).view(3, 7)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-    scaled = focus[None, :, :, None] * p * focus[None, :, None, :]
+    scaled = focus[None, :, :, None] * p
     expected = ((scaled[:, None] - scaled) ** 2).sum(axis=(2, 3, 4))
     found = ours.distances(torch.from_numpy(focus.ravel()))
     np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def mean_angle(first: np.ndarray, second: np.ndarray) -> float:
+    """The mean angle between rows, the pair with the smallest angle taken away first."""
+    angles = []
+    rows, columns = list(range(len(first))), list(range(len(second)))
+    while rows:
+        cosine = {
+            (i, j): first[i] @ second[j] / np.linalg.norm(first[i]) / np.linalg.norm(second[j])
+            for i in rows
+            for j in columns
+        }
+        i, j = max(cosine, key=lambda pair: cosine[pair])
+        angles.append(np.arccos(np.clip(cosine[i, j], -1, 1)))
+        rows.remove(i)
+        columns.remove(j)
+    return float(np.mean(angles))
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_angles_are_matched_greedily(t: int) -> None:
+    vectors, focus = random_vectors(4, 3, t, 7, seed=t), np.random.default_rng(1).random((3, 7))
+    wide = torch.from_numpy(np.tile(focus.ravel(), t))
+    ours = Angles.of(torch.from_numpy(vectors))
+    found = ours.distances(wide)
+    rows = (vectors * focus[:, None]).swapaxes(1, 2).reshape(4, t, 21)
+    for i in range(4):
+        for j in range(4):
+            expected = 0 if i == j else 1 - np.cos(mean_angle(rows[i], rows[j]))
+            assert float(found[i, j]) == pytest.approx(expected, abs=1e-12)
+    torch.testing.assert_close(ours.distances(10_000 * wide), found)
+
+
+def test_a_client_without_vectors_is_at_a_right_angle_to_all_others() -> None:
+    vectors = torch.from_numpy(random_vectors(3, 1, 2, 5, seed=0)).clone()
+    vectors[1] = 0
+    found = Angles.of(vectors).distances(torch.ones(10, dtype=torch.float64))
+    np.testing.assert_allclose(found[1], [1, 0, 1], atol=1e-12)
 
 
 def test_a_subspace_does_not_depend_on_sign_order_or_rotation() -> None:
     rng = np.random.default_rng(2)
     vectors = random_vectors(5, 1, 3, 9, seed=1)
     turned = np.linalg.qr(rng.normal(size=(5, 1, 3, 3)))[0] @ vectors
-    for compare, same in (("subspace", True), ("vectors", False)):
+    for compare, same in (("subspace", True), ("vectors", False), ("angles", False)):
         method = FedGSP(compare=compare, gamma=0.3)
         solved = [
-            method.solve(
-                {n: torch.from_numpy(x) for n in ("homophily", "heterophily")}
-                | {"heterophily": torch.from_numpy(x[::-1].copy())},
+            w_of(
+                method,
+                {
+                    "homophily": torch.from_numpy(x),
+                    "heterophily": torch.from_numpy(x[::-1].copy()),
+                },
                 5,
             )
             for x in (vectors, turned)
@@ -107,69 +181,153 @@ def test_a_subspace_does_not_depend_on_sign_order_or_rotation() -> None:
         assert float(solved[0].max() - solved[0].min()) > 0.05
 
 
-def alternation(p: np.ndarray, q: np.ndarray, method: FedGSP) -> np.ndarray:
-    """R, S and W in turn, client by client and dimension by dimension."""
-    size = len(p)
-    w = np.full((size, size), 1 / (size - 1))
-    np.fill_diagonal(w, 0)
-    for _ in range(method.sweeps):
-        both = (w + w.T) / 2
-        distance = []
-        for x in (p, q):
-            if method.compare == "vectors":
-                pairs = (x[:, None] - x).reshape(size, size, -1) ** 2
-                seen = pairs
-            else:
-                projected = projectors(x)
-                pairs = (projected[:, None] - projected) ** 2  # [M, M, orders, F, F]
-                seen = pairs.sum(axis=4).reshape(size, size, -1)
-            e = 0.5 * (both[:, :, None] * seen).sum(axis=(0, 1))
-            focus = 1 / (e + method.floor * e.mean() + 1e-10)
-            focus /= focus.sum()
-            if method.compare == "vectors":
-                distance.append((focus**2 * pairs).sum(axis=2))
-            else:
-                r = focus.reshape(x.shape[1], -1) ** 2
-                distance.append(np.einsum("of,og,ijofg->ij", r, r, pairs))
-        apart = ~np.eye(size, dtype=bool)
-        if method.scale == "others":
-            low, high = ([f(d[apart]) for d in distance] for f in (np.min, np.max))
-            distance = [
-                np.where(apart, (d - a) / (b - a) / size, 0)
-                for d, a, b in zip(distance, low, high, strict=True)
-            ]
-        if method.scale == "terms":
-            distance = [d / d.max() for d in distance]
-        t = method.sharing * distance[0] - method.complementing * distance[1]
-        if method.scale == "range":
-            t /= t.max() - t.min()
-        h = 1 / size - t / (2 * method.gamma) + t.sum(axis=1)[:, None] / (2 * size * method.gamma)
-        w = np.stack([projected_on_simplex(row) for row in h])
-    return w
+# The default objective ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compare", ["vectors", "subspace"])
-@pytest.mark.parametrize("scale", ["others", "terms", "range", "none"])
-@pytest.mark.parametrize("floor", [0.0, 0.3])
-def test_alternation_is_that_of_the_paper(compare: str, scale: str, floor: float) -> None:
-    method = FedGSP(
-        compare=compare, scale=scale, floor=floor, sweeps=4, gamma=0.3, complementing=0.6
-    )
-    p, q = (random_vectors(5, 2, 3, 6, seed) for seed in (0, 1))
+class Objective:
+    """J of the default form, from all squared differences: `[M, M, dimensions]` of each kind."""
+
+    def __init__(self, method: FedGSP, p: np.ndarray, q: np.ndarray) -> None:
+        self.method, size = method, len(p)
+        self.near, self.far = (self.differences(x) for x in (p, q))
+        self.start = (1 - np.eye(size)) / (size - 1)
+        e = np.einsum("ij,ijl->l", self.start, self.near)
+        self.floor = method.floor * e.mean() + 2e-10
+        self.apart = ~np.eye(size, dtype=bool)
+        self.kinds = [
+            (method.sharing, *self.constants(self.near @ self.best_r(self.start) ** 2)),
+            (-method.complementing, *self.constants(self.far.mean(axis=2) / self.far.shape[2])),
+        ]
+        self.complement = self.far.mean(axis=2) / self.far.shape[2]
+
+    def differences(self, x: np.ndarray) -> np.ndarray:
+        if self.method.compare == "vectors":
+            return ((x[:, None] - x) ** 2).reshape(len(x), len(x), -1)
+        p = projectors(x)
+        return ((p[:, None] - p) ** 2).sum(axis=4).reshape(len(x), len(x), -1)
+
+    def constants(self, distances: np.ndarray) -> tuple[float, float]:
+        """c and n."""
+        low, high = distances[self.apart].min(), distances.max()
+        differ = high - low > 1e-10 * high  # else there is no range: c = 0
+        return {
+            "others": (1 / (high - low) / len(distances) if differ else 0.0, low),
+            "terms": (1 / high, 0.0),
+            "none": (1.0, 0.0),
+        }[self.method.scale]
+
+    def best_r(self, w: np.ndarray) -> np.ndarray:
+        inverse = 1 / (np.einsum("ij,ijl->l", w, self.near) + self.floor)
+        return np.asarray(inverse / inverse.sum())
+
+    def t(self, r: np.ndarray) -> np.ndarray:
+        (a, c, n), (b, d, m) = self.kinds
+        found = a * c * (self.near @ r**2 - n) + b * d * (self.complement - m)
+        return np.where(self.apart, found, 0)
+
+    def best_w(self, r: np.ndarray) -> np.ndarray:
+        return np.stack([projected_on_simplex(-row / (2 * self.method.gamma)) for row in self.t(r)])
+
+    def __call__(self, w: np.ndarray, r: np.ndarray) -> float:
+        a, c, _ = self.kinds[0]
+        ridge = a * c * self.floor * (r**2).sum()
+        return float((w * self.t(r)).sum() + self.method.gamma * (w**2).sum() + ridge)
+
+
+FORMS = st.builds(
+    FedGSP,
+    compare=st.sampled_from(["subspace", "vectors"]),
+    scale=st.sampled_from(["others", "terms", "none"]),
+    gamma=st.sampled_from([0.1, 0.3, 1.0, 4.0]),
+    floor=st.sampled_from([0.3, 1.0]),
+    sharing=st.sampled_from([0.5, 1.0, 2.2]),
+    complementing=st.sampled_from([0.25, 1.0]),
+)
+SIZES = st.tuples(st.integers(2, 6), st.integers(1, 2), st.integers(1, 3), st.integers(4, 8))
+
+
+@settings(deadline=None, max_examples=40)
+@given(method=FORMS, size=SIZES, seed=st.integers(0, 999))
+def test_the_objective_never_rises(
+    method: FedGSP, size: tuple[int, int, int, int], seed: int
+) -> None:
+    p, q = (random_vectors(*size, 2 * seed + k) for k in (0, 1))
     vectors = {"homophily": torch.from_numpy(p), "heterophily": torch.from_numpy(q)}
-    found = method.solve(vectors, 5)
-    np.testing.assert_allclose(found, alternation(p, q, method), atol=1e-10)
-    stacked = {n: torch.stack([v, v.flip(0)]) for n, v in vectors.items()}
-    torch.testing.assert_close(method.solve(stacked, 5)[0], found)
+    j = Objective(method, p, q)
+    w, value = j.start, j(j.start, j.best_r(j.start))
+    for sweeps in range(1, 6):
+        expected = j.best_w(j.best_r(w))
+        w = dataclasses.replace(method, sweeps=1).solve(vectors, torch.from_numpy(w))[0].numpy()
+        np.testing.assert_allclose(w, expected, atol=1e-8)
+        after = j(w, j.best_r(w))
+        assert after <= value + 1e-12 * (1 + abs(value)), sweeps
+        value = after
 
 
-def test_as_printed_the_strengths_are_all_but_even() -> None:
-    rng = np.random.default_rng(0)
-    vectors = {n: torch.from_numpy(rng.normal(size=(6, 900))) for n in ("homophily", "heterophily")}
-    vectors = {n: F.normalize(v).view(6, 1, 3, 300) for n, v in vectors.items()}
-    printed = create("fedgsp", {"paper": True, "gamma": 1.0}).solve(vectors, 6)
-    np.testing.assert_allclose(printed, 1 / 6, atol=1e-3)
-    usual = FedGSP().solve(vectors, 6)
+@settings(deadline=None, max_examples=40)
+@given(method=FORMS, size=SIZES, seed=st.integers(0, 999))
+def test_at_the_end_nothing_lowers_the_objective(
+    method: FedGSP, size: tuple[int, int, int, int], seed: int
+) -> None:
+    p, q = (random_vectors(*size, 2 * seed + k) for k in (0, 1))
+    vectors = {"homophily": torch.from_numpy(p), "heterophily": torch.from_numpy(q)}
+    j, rng = Objective(method, p, q), np.random.default_rng(seed)
+    solved, settled = dataclasses.replace(method, sweeps=5000).solve(vectors, others_first(size[0]))
+    assert bool(settled)
+    w, r = solved.numpy(), j.best_r(solved.numpy())
+    value = j(w, r)
+    for share in (1e-3, 0.1, 0.9):
+        for _ in range(20):
+            other_w = rng.dirichlet(np.full(len(w), 0.3), size=len(w))
+            other_r = rng.dirichlet(np.full(len(r), 0.3))
+            least = value - 1e-9 * (1 + abs(value))
+            assert j((1 - share) * w + share * other_w, r) >= least
+            assert j(w, (1 - share) * r + share * other_r) >= least
+
+
+@pytest.mark.parametrize("compare", ["subspace", "vectors", "angles"])
+def test_problems_side_by_side_do_not_see_each_other(compare: str) -> None:
+    method = FedGSP(compare=compare, gamma=0.3, attention="both", sweeps=30)
+    several = [two_kinds(5, 2, 3, 6, seed) for seed in (0, 1, 2)]
+    stacked = {n: torch.stack([v[n] for v in several]) for n in several[0]}
+    start = others_first(5).expand(3, -1, -1)
+    found, settled = method.solve(stacked, start)
+    assert settled.shape == (3,)
+    alone = dataclasses.replace(method, sweeps=5)
+    found = alone.solve(stacked, start)[0]
+    for k, vectors in enumerate(several):
+        torch.testing.assert_close(found[k], alone.solve(vectors, others_first(5))[0])
+
+
+# Cycles ------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_ends_and_what_has_not_settled_is_known() -> None:
+    """As printed, with a small gamma, W can jump between two matrices for ever."""
+    method = create("fedgsp", {"paper": True, "gamma": 0.003})
+    assert isinstance(method, FedGSP)
+    vectors, start = two_kinds(4, 1, 1, 3, seed=2), others_first(4)
+    once = dataclasses.replace(method, sweeps=1)  # does not know the last step: nothing is damped
+    plain = [start]
+    for _ in range(200):
+        plain.append(once.solve(vectors, plain[-1])[0])
+    assert float((plain[-1] - plain[-2]).abs().max()) > 0.1
+    torch.testing.assert_close(plain[-1], plain[-3])
+    assert not bool(dataclasses.replace(method, sweeps=3).solve(vectors, start)[1])
+    found, settled = method.solve(vectors, start)
+    assert bool(settled)
+    torch.testing.assert_close(once.solve(vectors, found)[0], found, atol=1e-8, rtol=0)
+
+
+# What W is like ----------------------------------------------------------------------------------
+
+
+def test_as_printed_the_strengths_are_even() -> None:
+    vectors = two_kinds(6, 1, 3, 1433)
+    printed = create("fedgsp", {"paper": True})
+    assert isinstance(printed, FedGSP)
+    np.testing.assert_allclose(w_of(printed, vectors, 6), 1 / 6, rtol=0, atol=1e-7)
+    usual = w_of(FedGSP(), vectors, 6)
     assert float(usual.max() - usual.min()) > 0.02
 
 
@@ -181,14 +339,14 @@ def in_one_dimension(*places: float) -> dict[str, Tensor]:
 def test_sharing_prefers_the_similar_and_complementing_the_different() -> None:
     vectors = in_one_dimension(0, 0.1, 1)
     for scale in ("others", "terms"):
-        shared = FedGSP(complementing=0.0, scale=scale).solve(vectors, 3)
+        shared = w_of(FedGSP(complementing=0.0, scale=scale), vectors, 3)
         assert shared[0, 0] >= shared[0, 1] > shared[0, 2]
         assert shared[2, 2] > shared[2, 1] > shared[2, 0]
-        complemented = FedGSP(sharing=0.0, scale=scale).solve(vectors, 3)
+        complemented = w_of(FedGSP(sharing=0.0, scale=scale), vectors, 3)
         assert complemented[0, 0] <= complemented[0, 1] < complemented[0, 2]
-    neither = FedGSP(sharing=0.0, complementing=0.0).solve({}, 3)
+    neither = w_of(FedGSP(sharing=0.0, complementing=0.0), {}, 3)
     np.testing.assert_allclose(neither, 1 / 3)
-    even = FedGSP(complementing=0.0, gamma=100.0).solve(vectors, 3)
+    even = w_of(FedGSP(complementing=0.0, gamma=100.0), vectors, 3)
     np.testing.assert_allclose(even, 1 / 3, atol=0.01)
 
 
@@ -200,14 +358,14 @@ def test_rounding_is_no_difference() -> None:
     for spans in (turns @ equal, turns @ basis, turns[:2] @ basis[:2]):  # one, far apart, a pair
         kinds = {n: torch.from_numpy(spans)[:, None] for n in ("homophily", "heterophily")}
         for off in ({}, {"sharing": 0.0}, {"complementing": 0.0}):
-            found = FedGSP(floor=1e9, **off).solve(kinds, len(spans))
+            found = w_of(FedGSP(floor=1e9, **off), kinds, len(spans))
             np.testing.assert_allclose(found, 1 / len(spans), atol=1e-7)
 
 
 def test_how_uneven_strengths_are_does_not_depend_on_the_number_of_clients() -> None:
     for clients in (1, 2, 5, 40):
         vectors = in_one_dimension(*np.linspace(0, 1, clients))
-        strength = FedGSP(complementing=0.0, gamma=1.0).solve(vectors, clients)
+        strength = w_of(FedGSP(complementing=0.0, gamma=1.0), vectors, clients)
         np.testing.assert_allclose(strength.sum(dim=1), 1)
         if clients > 2:
             most = clients * float(strength.max())
@@ -222,9 +380,98 @@ def test_the_control_has_one_self_weight_for_all() -> None:
     )
     assert uniform_self_weight(torch.ones(1, 1)).item() == 1
     vectors = in_one_dimension(0, 0.1, 1)
-    spectral = FedGSP(complementing=0.0).solve(vectors, 3)
-    control = FedGSP(complementing=0.0, strengths="control").solve(vectors, 3)
+    spectral = w_of(FedGSP(complementing=0.0), vectors, 3)
+    control = w_of(FedGSP(complementing=0.0, strengths="control"), vectors, 3)
     torch.testing.assert_close(control, uniform_self_weight(spectral))
+
+
+def test_a_client_keeps_a_share_of_its_own_model() -> None:
+    vectors = two_kinds(4, 2, 2, 6)
+    for strengths in ("spectral", "control"):
+        plain, kept, alone = (
+            w_of(FedGSP(strengths=strengths, self_weight=share), vectors, 4)
+            for share in (0.0, 0.3, 1.0)
+        )
+        torch.testing.assert_close(kept, 0.3 * torch.eye(4) + 0.7 * plain)
+        torch.testing.assert_close(alone, torch.eye(4).double())
+
+
+# The authors' settings ---------------------------------------------------------------------------
+
+
+def code_form(**chosen: object) -> FedGSP:
+    method = create("fedgsp", {"code": True, **chosen})
+    assert isinstance(method, FedGSP)
+    return method
+
+
+def test_a_sweep_of_the_authors_code_by_hand() -> None:
+    """R and S from the first W, cosines of mean angles, then the W step to its end."""
+    method, vectors = code_form(gamma=1.6), two_kinds(5, 2, 3, 6)
+    assert (method.sharing, method.complementing) == (1.2, 0.25)
+    w = (1 - np.eye(5)) / 4
+    laplacian = np.diag(w.sum(axis=1)) - w
+    cosines = {}
+    for name, found in vectors.items():
+        x = found.numpy().swapaxes(1, 2).reshape(5, -1)  # t vectors over both orders
+        inverse = 1 / (np.einsum("il,ij,jl->l", x, laplacian, x) + 1e-10)
+        rows = (10_000 * inverse / inverse.sum() * x).reshape(5, 3, 12)
+        angles = [[mean_angle(a, b) if a is not b else 0 for b in rows] for a in rows]
+        cosines[name] = np.cos(angles)
+        np.fill_diagonal(cosines[name], 1)
+    t = 0.25 * cosines["heterophily"] - 1.2 * cosines["homophily"]
+    expected = np.stack([projected_on_simplex(-row / 3.2) for row in t])
+    np.testing.assert_allclose(w_of(method, vectors, 5), expected, atol=1e-10)
+
+
+def test_the_authors_code_sweeps_once_in_a_round() -> None:
+    method = code_form(order=2, vectors=2, exchange=4)
+    federation = small_federation()
+    simulation = simulate(method, federation)
+    seen = []
+    for _ in range(6):
+        simulation.advance()
+        seen.append(simulation.states[0]["strength"].clone())
+    vectors = {n: simulation.memory[n].view(4, 4, 2, 6).double() for n in method.kinds}
+    own = {n: v[:, :2].transpose(0, 1).unsqueeze(2) for n, v in vectors.items()}
+    joint = {n: v[:, 2:] for n, v in vectors.items()}
+    orders, mlp = others_first(4).expand(2, -1, -1), others_first(4)
+    for k, strength in enumerate(seen):
+        if k < 4:
+            orders, mlp = method.solve(own, orders)[0], method.solve(joint, mlp)[0]
+        torch.testing.assert_close(strength[:, 1:3].transpose(0, 1), orders)
+        torch.testing.assert_close(strength[:, 0], mlp)  # order 0 follows the bases side by side
+        torch.testing.assert_close(strength[:, 3], mlp)
+    assert not torch.equal(seen[0], seen[1])
+    assert 0 <= method.unsettled(simulation.states[0]) <= 3
+
+
+@pytest.mark.parametrize("clients", [5, 10])
+def test_with_the_authors_values_clients_keep_to_themselves(clients: int, real_data: Path) -> None:
+    federation = load(
+        "cora",
+        partition="metis",
+        clients=clients,
+        split="0.2,0.4,0.4:global",
+        normalize="row",
+        root=real_data,
+    )
+    chosen = {**published("fedgsp", "cora", "metis", clients).hyperparameters, "order": 2}
+    own = {}
+    for form in ("code", "paper"):
+        method = create("fedgsp", {**chosen, form: True})
+        assert isinstance(method, FedGSP)
+        cohort = cohort_of(federation.clients)
+        network = method.build("unifilter", Shape(cohort.num_features, 7, hidden=2), 0)
+        shared = {n: p[0].detach() for n, p in network.named_parameters()}
+        state = method.init_server_state(shared, clients)
+        sent = method.init_client_state(cohort, network, {})
+        model = {f"model/{n}": p.expand(clients, *p.shape) for n, p in shared.items()}
+        for _ in range(3):
+            state = method.aggregate(state, Uploads(tuple(range(clients)), model | sent), NO_RNG)
+        own[form] = state["strength"].diagonal(dim1=0, dim2=2)
+    assert float(own["code"].min()) > 0.3 + 1 / clients
+    np.testing.assert_allclose(own["paper"], 1 / clients, atol=1e-6)
 
 
 # Server ------------------------------------------------------------------------------------------
@@ -258,7 +505,7 @@ def test_every_order_and_the_mlp_have_a_matrix_of_their_own() -> None:
     p = sent((0, 1, 2))["homophily"]
     problems = [p[:, :1].unsqueeze(2), p[:, 1:].unsqueeze(2), p.unsqueeze(2)]
     strength = [
-        method.solve({"homophily": x, "heterophily": torch.zeros_like(x)}, 3) for x in problems
+        w_of(method, {"homophily": x, "heterophily": torch.zeros_like(x)}, 3) for x in problems
     ]
     assert not torch.allclose(strength[0], strength[1])
     down = method.download(after, [2, 0])
@@ -300,6 +547,21 @@ def test_a_client_without_vectors_receives_the_mean_of_what_was_sent() -> None:
     known = method.aggregate(late, sent((1,)), NO_RNG)
     at_once = method.aggregate(state, sent((0, 1, 2)), NO_RNG)
     torch.testing.assert_close(known["strength"], at_once["strength"])
+
+
+def test_the_alternation_goes_on_until_it_has_converged() -> None:
+    """A sweep a round comes to what a hundred sweeps in the first round come to."""
+    slow, state = tiny_server(sweeps=1, gamma=0.3)
+    fast, _ = tiny_server(gamma=0.3)
+    expected = fast.aggregate(state, sent((0, 1, 2)), NO_RNG)
+    assert fast.unsettled(expected) == 0
+    rounds = 0
+    state = slow.aggregate(state, sent((0, 1, 2)), NO_RNG)
+    assert slow.unsettled(state) > 0
+    while slow.unsettled(state):
+        state, rounds = slow.aggregate(state, sent((0, 1, 2)), NO_RNG), rounds + 1
+        assert rounds < 100
+    torch.testing.assert_close(state["strength"], expected["strength"], atol=1e-7, rtol=0)
 
 
 def test_strengths_are_solved_for_news_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,34 +660,60 @@ def test_clients_have_models_of_their_own() -> None:
     torch.testing.assert_close(weight[0], weight[1])
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        {"compare": "vectors"},
-        {"scale": "none"},
-        {"scale": "range"},
-        {"scale": "terms"},
-        {"floor": 0.0},
-        {"leash": 0.0},
-        {"strengths": "control"},
-        {"coefficients": "order"},
-        {"order": 0},
-        {"tau": 0.2},
-        {"tau": 1.0},
-        {"gamma": 0.2},
-        {"vectors": 1},
-        {"complementing": 0.0},
-    ],
-)
-def test_each_option_changes_the_result(chosen: dict[str, object]) -> None:
-    federation = small_federation()
-    plain, other = (
-        simulate("fedgsp", federation, 2),
-        simulate(create("fedgsp", chosen), federation, 2),
-    )
-    first, second = plain.predict(plain.received()), other.predict(other.received())
-    assert torch.isfinite(second).all()
-    assert float((first - second).abs().max()) > 1e-9
+OTHER_VALUES: dict[str, object] = {
+    "order": 3,
+    "tau": 0.2,
+    "vectors": 1,
+    "gamma": 0.6,
+    "sharing": 0.7,
+    "complementing": 0.4,
+    "self_weight": 0.4,
+    "compare": "vectors",
+    "attention": "both",
+    "scale": "terms",
+    "floor": 0.4,
+    "overall": "bases",
+    "leash": 0.6,
+    "strengths": "control",
+    "sweeps": 2,
+    "exchange": 0,
+    "coefficients": "order",
+    "coefficient_lr": 0.02,
+    "coefficient_weight_decay": 0.1,
+}
+BESIDE: dict[str, dict[str, object]] = {
+    "default": {},
+    "paper": {"paper": True, "attention": "homophily"},
+    "code": {"code": True, "overall": "orders"},
+    "no sharing": {"sharing": 0.0},
+    "no sharing, both learnt": {"sharing": 0.0, "attention": "both"},
+    "no complementing": {"complementing": 0.0},
+    "neither": {"sharing": 0.0, "complementing": 0.0},
+    "control": {"strengths": "control"},
+    "alone": {"self_weight": 1.0},
+    "no exchange": {"exchange": 0},
+    "order 0": {"order": 0},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_each_option_changes_the_result_or_is_refused(beside: str) -> None:
+    federation, given = small_federation(), {"order": 2, **BESIDE[beside]}
+    assert set(OTHER_VALUES) == set(FedGSP.hyperparameters())
+    method = create("fedgsp", given)
+    plain = simulate(method, federation, 2)
+    expected = plain.predict(plain.received())
+    for name, value in OTHER_VALUES.items():
+        if getattr(method, name) == value:
+            continue
+        other = simulate(create("fedgsp", {**given, name: value}), federation, 2)
+        found = other.predict(other.received())
+        assert torch.isfinite(found).all(), name
+        idle = name in method.without_effect()
+        assert torch.equal(found, expected) is idle, name
+        if idle:
+            with pytest.raises(UserError, match=f"'{name}' has no effect here: .*; set "):
+                check_effects(method, [name])
 
 
 def test_stays_stacked_when_some_clients_sit_out() -> None:
@@ -454,7 +742,9 @@ def test_published_settings_can_be_run_as_they_are() -> None:
     assert len(cases) == len({(c.dataset, c.partition, c.clients) for c in cases}) == 66
     for case in cases:
         Settings(**case.settings).check()
-        create("fedgsp", case.hyperparameters)
+        for form in ({}, {"paper": True}, {"code": True}):
+            method = create("fedgsp", {**form, **case.hyperparameters})
+            check_effects(method, set(case.hyperparameters) - {"sharing", "complementing"})
         assert case.clients in {"metis": (5, 10, 20), "metis-overlap": (10, 30, 50)}[case.partition]
     found = published("fedgsp", "roman-empire", "metis", 20)
     assert found.settings["dropout"] == 0.6

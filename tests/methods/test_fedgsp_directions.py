@@ -142,9 +142,11 @@ def test_directions_do_not_depend_on_the_origin_or_the_order_of_nodes(
 
 # Clients -----------------------------------------------------------------------------------------
 
+BOTH = pytest.mark.parametrize("joint", [False, True])
+
 
 def test_directions_are_in_the_order_of_kinds_and_bases(uneven: Cohort) -> None:
-    found = client_directions(uneven, 2, 2).view(3, 2, 3, 2, 6)
+    found = client_directions(uneven, 2, 2, joint=False).view(3, 2, 3, 2, 6)
     graph = uneven.graphs[0]
     homophily = train_homophily(graph.edges, train_labels(graph))
     pairs = bases(propagation(graph, CPU), dense_features(graph), homophily, 2)
@@ -155,29 +157,52 @@ def test_directions_are_in_the_order_of_kinds_and_bases(uneven: Cohort) -> None:
         assert (ours[:, [1, 4]] == 0).all()
 
 
-def test_a_graph_is_decomposed_once(uneven: Cohort, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = client_directions(uneven, 3, 2)
+def test_joint_directions_are_those_of_the_bases_side_by_side(uneven: Cohort) -> None:
+    found = client_directions(uneven, 3, 2, joint=True).view(3, 2, 6, 2, 6)
+    apart = client_directions(uneven, 3, 2, joint=False).view(3, 2, 4, 2, 6)
+    torch.testing.assert_close(found[:, :, :3], apart[:, :, 1:], atol=1e-10, rtol=0)
+    for k, graph in enumerate(uneven.graphs):
+        homophily = train_homophily(graph.edges, train_labels(graph))
+        pairs = list(bases(propagation(graph, CPU), dense_features(graph), homophily, 3))
+        for kind in (0, 1):
+            side_by_side = torch.cat([pair[kind] for pair in pairs[1:]], dim=1).numpy()
+            theirs = np.linalg.svd(side_by_side - side_by_side.mean(axis=0))[2][:2]
+            ours = found[k, kind, 3:].transpose(0, 1).reshape(2, 18)
+            np.testing.assert_allclose(ours.abs(), np.abs(theirs), atol=1e-9)
+
+
+@BOTH
+def test_a_graph_is_decomposed_once(
+    joint: bool, uneven: Cohort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = client_directions(uneven, 3, 2, joint=joint)
     monkeypatch.setattr(directions, "graph_bases", lambda *_: pytest.fail("computed again"))
-    assert torch.equal(client_directions(uneven.take([2, 0]), 3, 2), found[[2, 0]])
+    assert torch.equal(client_directions(uneven.take([2, 0]), 3, 2, joint=joint), found[[2, 0]])
 
 
-def test_directions_do_not_depend_on_the_other_clients(uneven: Cohort) -> None:
+@BOTH
+def test_directions_do_not_depend_on_the_other_clients(joint: bool, uneven: Cohort) -> None:
     alone = cohort_of(uneven.graphs[2:], keys=uneven.keys[2:])
-    assert torch.equal(client_directions(alone, 4, 3)[0], client_directions(uneven, 4, 3)[2])
+    assert torch.equal(
+        client_directions(alone, 4, 3, joint=joint)[0],
+        client_directions(uneven, 4, 3, joint=joint)[2],
+    )
 
 
+@BOTH
 @pytest.mark.parametrize("size", [1, 30, 300])
 def test_the_size_of_a_batch_does_not_matter(
-    size: int, uneven: Cohort, monkeypatch: pytest.MonkeyPatch
+    size: int, joint: bool, uneven: Cohort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = client_directions(uneven, 4, 2)
+    found = client_directions(uneven, 4, 2, joint=joint)
     monkeypatch.setattr(directions, "BATCH_ON_CPU", size)
-    again = client_directions(cohort_of(uneven.graphs), 4, 2)
+    again = client_directions(cohort_of(uneven.graphs), 4, 2, joint=joint)
     torch.testing.assert_close(again, found, atol=1e-10, rtol=0)
 
 
-def test_a_client_without_features_sends_zeros(uneven: Cohort) -> None:
+@BOTH
+def test_a_client_without_features_sends_zeros(joint: bool, uneven: Cohort) -> None:
     bare = without_features(uneven.graphs[0], list(range(6)))
-    found = client_directions(cohort_of([bare, uneven.graphs[1]]), 3, 2)
+    found = client_directions(cohort_of([bare, uneven.graphs[1]]), 3, 2, joint=joint)
     assert (found[0] == 0).all()
     assert (found[1] != 0).any()

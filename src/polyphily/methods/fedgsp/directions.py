@@ -35,24 +35,38 @@ BATCH_ON_CPU = 1  # numbers in bases that are decomposed together: here one orde
 BATCH_ELSEWHERE = 1 << 24  # a GPU solves many small problems as fast as one
 
 
-def client_directions(graphs: StackedGraph, order: int, count: int) -> Tensor:
-    """Compute the principal directions of every client's bases, `[clients, 2, K+1, count · F]`."""
+def client_directions(graphs: StackedGraph, order: int, count: int, *, joint: bool) -> Tensor:
+    """Compute the principal directions of every client's bases, `[clients, 2, rows, count · F]`.
+
+    A row has the directions of the basis of one order. There are K + 1 rows. With `joint` there are
+    2 K: those of the orders 1 to K, then those of [H^1 … H^K], a matrix of K F columns, whose
+    directions are cut into a row for each order. This takes the memory of all bases of a client.
+    """
     width = graphs.num_features
+    numbers = BATCH_ON_CPU if graphs.device.type == "cpu" else BATCH_ELSEWHERE
 
     def compute(graph: Graph) -> Tensor:
         columns, blocks = graph_bases(graph, graphs.device, order)
-        numbers = BATCH_ON_CPU if graphs.device.type == "cpu" else BATCH_ELSEWHERE
         size = max(1, numbers // max(2 * graph.num_nodes * len(columns), 1))
-        orders, tops = zip(*blocks, strict=True), []
+        orders, tops, kept = zip(*blocks, strict=True), [], []
+        if joint:
+            next(orders)
         while batch := list(islice(orders, size)):
             pairs = [zip(*parts, strict=True) for parts in batch]
             found = torch.stack([torch.cat(parts, dim=1) for pair in pairs for parts in pair])
             tops.append(principal_directions(found, count))
+            if joint:
+                kept.append(found)
+        if joint:
+            bases = torch.cat(kept).view(order, 2, graph.num_nodes, len(columns))
+            whole = principal_directions(bases.permute(1, 2, 0, 3).flatten(2), count)
+            tops.append(whole.view(2, count, order, len(columns)).permute(2, 0, 1, 3).flatten(0, 1))
         top = torch.cat(tops)
         wide = top.new_zeros(*top.shape[:2], width).index_copy_(2, columns, top)
-        return wide.view(order + 1, 2, -1).transpose(0, 1).to(graphs.dtype)
+        return wide.view(len(top) // 2, 2, -1).transpose(0, 1).to(graphs.dtype)
 
-    return torch.stack(graphs.cached_per_graph(("unifilter directions", order, count), compute))
+    key = ("unifilter directions", order, count, joint)
+    return torch.stack(graphs.cached_per_graph(key, compute))
 
 
 def principal_directions(found: Tensor, count: int) -> Tensor:
