@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders import (
+    CPU,
     dense_adjacency,
     dense_features,
     of_client,
@@ -27,29 +30,40 @@ from cases import SIZES, assert_close, federation_of, simulate, small_federation
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Uploads, model_part
-from polyphily.core.method import create
+from polyphily.core.method import check_effects, create
 from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
 from polyphily.methods.fedhero import FedHERO, distances, neighbours, search
 from polyphily.methods.fedhero.distances import FeatureDistances
-from polyphily.methods.fedhero.latent import LatentGraph, bernoulli_weights
+from polyphily.methods.fedhero.latent import LatentGraph
 from polyphily.methods.fedhero.neighbours import Neighbours
 from polyphily.methods.fedhero.network import DualChannel, WithLatent
-from polyphily.methods.fedhero.search import nearest, strongest
+from polyphily.methods.fedhero.sampled import SampledGraph, pair_words
+from polyphily.methods.fedhero.search import Block, nearest, row_blocks, strongest
 from polyphily.methods.fedhero.structure import LEARNERS
 from polyphily.nn.backbones import Shape, build
+from polyphily.nn.draws import Streams
 from polyphily.nn.segments import Segments
 
 NO_RNG = np.random.default_rng(0)
 SHAPE = Shape(features=6, classes=3, hidden=8, layers=2, dropout=0.0, heads=4)
 
 
-PAPER = {"paper": True, "scale": "edges", "unit_features": True}
+PAPER = {
+    "paper": True,
+    "scale": "edges",
+    "unit_features": True,
+    "weights": "similarity",
+    "refresh": "round",
+}
 
 
 def method_with(**options: object) -> FedHERO:
-    """The paper's form with a scaled regulariser, and some options."""
+    """The paper's network and learner with weighted edges and a scaled regulariser, and options.
+
+    `test_fedhero_equations.py` is about the paper's form itself.
+    """
     method = create("fedhero", {**PAPER, **options})
     assert isinstance(method, FedHERO)
     return method
@@ -71,8 +85,13 @@ def run(network: DualChannel, params: dict[str, Tensor], cohort: Cohort) -> With
     return output
 
 
-def dense(latent: LatentGraph) -> Tensor:
+def dense(latent: LatentGraph | SampledGraph) -> Tensor:
     """The latent graph as a matrix."""
+    if isinstance(latent, SampledGraph):
+        out = torch.zeros(latent.segments.rows, latent.segments.rows, dtype=torch.float64)
+        for block in row_blocks(latent.segments, latent.words):
+            out[block.rows, block.nodes] = latent.drawn(block)
+        return out
     near = latent.neighbours
     out = latent.weight.new_zeros(len(near.index), len(near.index))
     return out.scatter_add(1, near.index, latent.weight)
@@ -149,8 +168,8 @@ def test_the_latent_graph_is_the_top_k_of_the_weighted_cosines(sparse: bool) -> 
 def test_no_node_has_more_neighbours_than_there_are_others() -> None:
     cohort = random_cohort((4, 30, 1))
     network, params = network_of(cohort, k=20)
-    filled = run(network, params, cohort).latent.neighbours.filled
-    assert [set(part.tolist()) for part in filled.sum(dim=1).split((4, 30, 1))] == [{3}, {20}, {0}]
+    edges = run(network, params, cohort).latent.edges
+    assert [set(part.tolist()) for part in edges.split((4, 30, 1))] == [{3}, {20}, {0}]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 1000])
@@ -181,8 +200,8 @@ def test_the_similarity_matrix_of_a_large_client_never_exists() -> None:
     cohort = random_cohort((2500,), density=0.001)
     seen = []
 
-    def spy(scores: Tensor, first: int, last: int, column: int) -> Tensor:
-        seen.append((last - first, scores.shape[1]))
+    def spy(scores: Tensor, block: Block) -> Tensor:
+        seen.append(scores.shape)
         return scores
 
     vectors = torch.randn(cohort.num_nodes, 2)
@@ -235,6 +254,7 @@ def test_binary_edges_pass_the_similaritys_gradient() -> None:
     cohort = random_cohort(SIZES)
     network, params = network_of(cohort, k=6, weights="one")
     latent = run(network, params, cohort).latent
+    assert isinstance(latent, LatentGraph)
     assert torch.equal(latent.weight, latent.neighbours.filled.double())
     weighted, _ = network_of(cohort, k=6)
     coefficient = torch.randn(latent.weight.shape, dtype=torch.float64)
@@ -283,11 +303,17 @@ def test_a_learner_over_all_pairs_is_its_formula(learner: str) -> None:
 
 
 @pytest.mark.parametrize("learner", ["gat", "glcn"])
-def test_a_learner_on_the_given_edges_is_its_formula(learner: str) -> None:
-    cohort = random_cohort(SIZES, density=0.2)
-    network, params = network_of(cohort, k=23, learner=learner)
+@pytest.mark.parametrize("kept", [2, 23])
+def test_a_learner_on_the_given_edges_is_its_formula(learner: str, kept: int) -> None:
+    cohort = random_cohort(SIZES, density=0.4)
+    network, params = network_of(cohort, k=kept, learner=learner)
     for k, block in enumerate(blocks(dense(run(network, params, cohort).latent), cohort)):
-        torch.testing.assert_close(block, all_scores(learner, params, cohort.graphs[k], k))
+        scores = all_scores(learner, params, cohort.graphs[k], k)
+        torch.testing.assert_close(block, scores * (block != 0))
+        best = scores.topk(min(kept, len(scores)), dim=1).values  # ReLU leaves ties
+        found = block.topk(min(kept, len(scores)), dim=1).values
+        torch.testing.assert_close(found, best)
+        assert (block.count_nonzero(dim=1) <= kept).all()
 
 
 def test_the_strongest_given_edges_are_kept() -> None:
@@ -330,7 +356,9 @@ def test_every_learner_serves_awkward_clients_alike_alone_and_together(
     together = simulate(method, federation, 3, **chosen)
     alone = simulate(method, federation, 3, engine="sequential", **chosen)
     assert_close(weights_of(together), weights_of(alone), 1e-6)
-    assert torch.isfinite(together.predict(together.received())).all()
+    scores = together.predict(together.trained())
+    assert scores.isfinite().all()
+    torch.testing.assert_close(scores, alone.predict(alone.trained()), atol=1e-6, rtol=0)
 
 
 def test_a_node_without_features_sends_no_infinite_gradient() -> None:
@@ -345,38 +373,201 @@ def test_a_node_without_features_sends_no_infinite_gradient() -> None:
 # Bernoulli edges ---------------------------------------------------------------------------
 
 
-def test_bernoulli_edges_are_drawn_with_the_similarity_as_probability() -> None:
-    weigh = method_with(latent="bernoulli").weigh
-    assert weigh is bernoulli_weights
-    score = torch.full((200, 30), 0.3, dtype=torch.float64).requires_grad_()
-    near = Neighbours.of(torch.arange(1, 31).repeat(200, 1))
-    drawn = weigh(score, near, torch.rand(200, 30, generator=torch.manual_seed(0)).double())
-    assert set(drawn.detach().unique().tolist()) == {0.0, 1.0}
-    assert drawn.detach().mean().item() == pytest.approx(0.3, abs=0.02)
-    (grad,) = torch.autograd.grad(drawn.sum(), score)
-    assert (grad == 1).all()
-    assert torch.equal(weigh(score, near, None), score)
+def constant_graph(score: float, sizes: tuple[int, ...] = (40, 60)) -> SampledGraph:
+    """All pairs with one score."""
+    segments = Segments(sizes, torch.device("cpu"))
+    words = pair_words(Streams([(0, k) for k in range(len(sizes))], CPU).of_round(0), len(sizes))
+    return SampledGraph(
+        lambda block: torch.full(
+            (block.rows.stop - block.rows.start, block.nodes.stop - block.nodes.start),
+            score,
+            dtype=torch.float64,
+        ),
+        words,
+        segments,
+    )
+
+
+def hashed(x: int) -> int:
+    """The hash of a 32-bit word, lowbias32."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32
+    x = ((x ^ (x >> 15)) * 0x846CA68B) % 2**32
+    return x ^ (x >> 16)
+
+
+@pytest.mark.parametrize("numbers", [200, 1 << 19])
+def test_the_numbers_of_pairs_are_hashes_whatever_the_blocks(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "NUMBERS", numbers)
+    graph = constant_graph(0.5, (9, 14))
+    for block in row_blocks(graph.segments, graph.words):
+        found = graph.noise(block)
+        first, second = (int(w) % 2**32 for w in graph.words[block.client])
+        size = block.nodes.stop - block.nodes.start
+        for u in range(found.shape[0]):
+            for v in range(size):
+                word = hashed((block.diagonal + u) * size + v + first & 0xFFFFFFFF)
+                assert found[u, v].item() == (hashed(word ^ second) >> 8) / 2**24
+
+
+@pytest.mark.parametrize("score", [-0.4, 0.0, 0.3, 1.0, 1.7])
+def test_bernoulli_edges_are_drawn_with_the_similarity_as_probability(score: float) -> None:
+    graph = constant_graph(score)
+    pairs = [part.masked_select(~torch.eye(len(part)).bool()) for part in drawn_blocks(graph)]
+    assert set(torch.cat(pairs).tolist()) <= {0.0, 1.0}
+    chance = min(max(score, 0), 1)
+    for part in pairs:  # four standard deviations
+        assert abs(part.mean().item() - chance) <= 4 * (chance * (1 - chance) / len(part)) ** 0.5
+    assert all(part.diagonal().count_nonzero() == 0 for part in drawn_blocks(graph))
+
+
+def drawn_blocks(graph: SampledGraph) -> list[Tensor]:
+    return [dense(graph)[a:b, a:b] for a, b in pairwise(graph.segments.pointers)]
+
+
+def test_draws_differ_between_rows_clients_and_words() -> None:
+    graph = constant_graph(0.5, (30, 30))
+    other = dataclasses.replace(graph, words=graph.words + 1)
+    one, two = drawn_blocks(graph)
+    for a, b in ((one, two), (one, one.T), (one[:-1], one[1:]), (one, drawn_blocks(other)[0])):
+        assert 0.4 < (a == b).double().mean().item() < 0.6
+
+
+@pytest.mark.parametrize("learner", sorted(LEARNERS))
+@pytest.mark.parametrize("numbers", [50, 1 << 19])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("table", [0, 1 << 22])
+def test_bernoulli_edges_come_from_all_pairs_with_the_gradient_of_their_scores(
+    learner: str, numbers: int, sparse: bool, table: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "NUMBERS", numbers)
+    monkeypatch.setattr(distances, "TABLE", table)
+    cohort = random_cohort((12, 1, 7), density=0.3, sparse=sparse)
+    network, params = network_of(cohort, learner=learner, latent="bernoulli")
+    words = pair_words(cohort.draws(3), 3)
+    output = functional_call(network, params, (cohort, None, None, words))
+    latent = output.latent
+    assert isinstance(latent, SampledGraph)
+    between = FeatureDistances(cohort.x, cohort.segments, unit=False)
+    terms = latent.sum_over_edges(lambda w, d: w * (0.7 * d + 0.3 * w), between)
+    found = output.logits.square().sum() + terms.sum()
+    expected = torch.zeros((), dtype=torch.float64)
+    for k, drawn in enumerate(blocks(dense(latent), cohort)):
+        graph = cohort.graphs[k]
+        scores = (
+            similarity(params, graph, k)
+            if learner == "weighted-cosine"
+            else all_scores(learner, params, graph, k)
+        )
+        chance = scores.clamp(0, 1) * (1 - torch.eye(len(scores)))
+        noise = latent.noise(Block(k, slice(0, len(scores)), slice(0, len(scores))))
+        a = (noise < chance).double() + (chance - chance.detach())
+        assert torch.equal(drawn, a)
+        logits = expected_logits(params, graph, a, k, 0.2, "local_convs")
+        torch.testing.assert_close(output.logits[cohort.segments.owner == k], logits)
+        x = dense_features(graph)
+        gaps = (x[:, None] - x[None]).square().sum(dim=2)
+        expected = expected + logits.square().sum() + (a * (0.7 * gaps + 0.3 * a)).sum()
+    torch.testing.assert_close(found, expected)
+    names = list(params)
+    grads = (
+        torch.autograd.grad(value, [params[n] for n in names], materialize_grads=True)
+        for value in (found, expected)
+    )
+    for name, mine, theirs in zip(names, *grads, strict=True):
+        torch.testing.assert_close(mine, theirs, msg=name)
+
+
+def test_bernoulli_operators_are_normalised_by_row() -> None:
+    cohort = random_cohort((9, 1))
+    network, params = network_of(cohort, latent="bernoulli")
+    latent = run(network, params, cohort).latent
+    a, x = dense(latent), torch.randn(10, 4, dtype=torch.float64)
+    looped = a + torch.eye(10)
+    torch.testing.assert_close(latent.gcn @ x, looped / looped.sum(dim=1, keepdim=True) @ x)
+    torch.testing.assert_close(latent.random_walk @ x, latent.gcn @ x)
+    torch.testing.assert_close(latent.mean @ x, a / a.sum(dim=1, keepdim=True).clamp(min=1) @ x)
+    torch.testing.assert_close(latent.edges, a.sum(dim=1))
+
+
+class Largest(TorchDispatchMode):
+    """Records the size of the largest tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor):
+                self.numbers = max(self.numbers, value.numel())
+        return result
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_no_step_holds_all_pairs_of_a_client(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "NUMBERS", 1 << 16)
+    monkeypatch.setattr(distances, "TABLE", 0)
+    nodes = 800
+    graphs = random_graphs((nodes, 3), density=0.005, sparse=sparse)
+    method = method_with(latent="bernoulli")
+    simulation = simulate(method, federation_of(graphs))
+    local = started(simulation)
+    with Largest() as seen:
+        loss = method.loss(local).sum()
+        torch.autograd.grad(loss, list(local.params.values()), materialize_grads=True)
+    assert 1 << 15 < seen.numbers < nodes**2 / 4
 
 
 def test_bernoulli_draws_belong_to_a_client_and_a_round() -> None:
-    simulation = simulate(method_with(latent="bernoulli", k=5), small_federation())
+    simulation = simulate(method_with(latent="bernoulli"), small_federation())
     local = started(simulation)
-    noise = local.constants["noise"]
-    assert noise.shape == (sum(SIZES), 5)
+    words = local.constants["words"]
+    assert words.shape == (4, 2)
+    assert words.unique().numel() == 8
     alone = dataclasses.replace(
         local, cohort=local.cohort.take([2]), draws=local.cohort.take([2]).draws(0)
     )
-    alone.params = {n: p[2:3] for n, p in local.params.items()}
-    rows = slice(*local.cohort.segments.pointers[2:4])
-    assert torch.equal(simulation.method.prepare_round(alone)["noise"], noise[rows])
+    assert torch.equal(simulation.method.prepare_round(alone)["words"], words[2:3])
     local.draws = local.cohort.draws(1)
-    assert not torch.equal(simulation.method.prepare_round(local)["noise"], noise)
+    assert not torch.equal(simulation.method.prepare_round(local)["words"], words)
 
 
-def test_scores_are_given_without_draws() -> None:
-    simulation = simulate(method_with(latent="bernoulli"), small_federation(), 2, dropout=0.5)
+def evaluated(simulation: Simulation, params: dict[str, Tensor]) -> Tensor:
+    """Scores with given parameters."""
     view = simulation.received()
-    assert torch.equal(simulation.predict(view), simulation.predict(view))
+    view.params = params
+    return simulation.predict(view)
+
+
+def test_evaluation_draws_follow_from_seed_and_client_alone() -> None:
+    method = method_with(latent="bernoulli")
+    federation = small_federation()
+    first = simulate(method, federation)
+    params = random_parameters(first.network, 4)
+    scores = evaluated(first, params)
+    assert torch.equal(evaluated(first, params), scores)
+    later = simulate(method, federation, 2, epochs="1-3")
+    torch.testing.assert_close(evaluated(later, params), scores)
+    alone = simulate(method, federation, engine="sequential")
+    torch.testing.assert_close(evaluated(alone, params), scores)
+    rows = slice(*first.cohort.segments.pointers[2:4])
+    single = Cohort(
+        first.cohort.graphs[2:3], first.cohort.keys[2:3], first.cohort.classes, dtype=torch.float64
+    )
+    one = functional_call(first.network, of_client(params, 2), (single,)).logits
+    torch.testing.assert_close(one, scores[rows])
+    other = simulate(method, dataclasses.replace(federation, seed=1))
+    assert not torch.allclose(evaluated(other, params), scores)
+
+
+def test_evaluation_does_not_take_the_draws_of_a_round() -> None:
+    simulation = simulate(method_with(latent="bernoulli"), small_federation())
+    local = started(simulation)
+    trained = functional_call(
+        local.network, local.params, (local.cohort, None, None, local.constants["words"])
+    )
+    assert not torch.allclose(simulation.predict(simulation.received()), trained.logits)
 
 
 # The dual channel --------------------------------------------------------------------------
@@ -606,3 +797,84 @@ def test_everything_of_the_plain_network_travels_and_learns() -> None:
     assert {name.split(".")[0] for name in after} == {"learner", "global_convs", "local_convs"}
     for name, value in model_part(simulation.memory).items():
         assert not torch.equal(value, before[name]), name
+
+
+# Options without effect --------------------------------------------------------------------
+
+OTHER = {
+    "weighting": ["train", "uniform"],
+    "k": [3],
+    "comparisons": [2],
+    "width": [7],
+    "alpha": [0.4],
+    "smoothness": [0.3],
+    "degree": [0.3],
+    "scale": ["edges", "pairs", "nothing"],
+    "unit_features": [True, False],
+    "learner": sorted(LEARNERS),
+    "latent": ["topk", "bernoulli"],
+    "weights": ["similarity", "one"],
+    "refresh": ["round", "step"],
+    "plain": [True, False],
+    "dual_channel": [True, False],
+    "share": ["global", "none", "all", "task"],
+    "share_projection": [True, False],
+}
+BASES: list[dict[str, object]] = [
+    {},
+    {"paper": True},
+    {"paper": True, "latent": "bernoulli"},
+    {"latent": "bernoulli", "share": "global"},
+    {"paper": True, "weights": "similarity", "share": "none"},
+    {"paper": True, "share": "task"},
+    {"paper": True, "dual_channel": False},
+    {"smoothness": 0},
+    {"paper": True, "smoothness": 0, "degree": 0},
+    {"alpha": 1},
+    {"paper": True, "alpha": 1},
+    {"alpha": 0},
+    {"alpha": 0, "share": "task"},
+    {"paper": True, "alpha": 0},
+    *[{"paper": True, "learner": learner} for learner in ("attention", "gat", "glcn", "gaug")],
+]
+FEW = {"k": 2, "width": 4}
+
+
+def outcome(settings: dict[str, object]) -> dict[str, Tensor]:
+    """Weights and predictions after two rounds of two steps."""
+    sizes = (14, 9)
+    method = create("fedhero", {**settings, **{n: v for n, v in FEW.items() if n not in settings}})
+    simulation = simulate(method, small_federation(sizes), 2, weight_decay=0.0)
+    found = {"predictions": simulation.predict(simulation.trained())}
+    return found | simulation.tensors()
+
+
+def differ(a: dict[str, Tensor], b: dict[str, Tensor], only: str = "") -> bool:
+    names = [n for n in a.keys() | b.keys() if n.startswith(only)]
+    return any(n not in a or n not in b or not torch.equal(a[n], b[n]) for n in names)
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda b: " ".join(f"{n}={v}" for n, v in b.items()))
+def test_a_hyperparameter_changes_something_or_is_named_as_without_effect(
+    base: dict[str, object],
+) -> None:
+    method = create("fedhero", base)
+    assert OTHER.keys() == type(method).hyperparameters().keys()
+    idle, start = method.without_effect(), outcome(base)
+    for name, values in OTHER.items():
+        own = getattr(method, name)
+        found = (outcome({**base, name: value}) for value in values if value != own)
+        if name in idle:
+            assert not any(differ(start, other, "predictions") for other in found), name
+            with pytest.raises(UserError, match=f"'{name}' has no effect here: .*set "):
+                check_effects(method, [name])
+        else:
+            assert any(differ(start, other) for other in found), name
+            check_effects(method, [name])
+
+
+def test_what_the_default_form_leaves_without_effect() -> None:
+    assert create("fedhero").without_effect().keys() == {"comparisons", "share_projection"}
+    assert create("fedhero", {"paper": True}).without_effect() == {}
+    drawn = create("fedhero", {"paper": True, "latent": "bernoulli"}).without_effect()
+    assert drawn.keys() == {"k", "weights"}

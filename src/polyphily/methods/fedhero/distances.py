@@ -1,4 +1,4 @@
-"""Distances between the features of nodes and their latent neighbours."""
+"""Distances between the features of nodes: of latent neighbours, or of all pairs in blocks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from polyphily.methods.fedhero.neighbours import NUMBERS_GPU, block_rows, neighbour_products
+from polyphily.methods.fedhero.search import Block
 from polyphily.nn.segments import Segments
-from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.sparse import SparseMatrix, multiply
 
 TABLE, TABLE_GPU = 1 << 22, 1 << 29  # products of features that are kept rather than recomputed
 
 
 class FeatureDistances:
-    """||x_u - x_v||^2 of nodes and their neighbours.
+    """||x_u - x_v||^2 of pairs of nodes of one client.
 
     Args:
         x: features: dense `[N, F]`, or sparse and block-diagonal `[N, K·F]`.
@@ -44,6 +45,49 @@ class FeatureDistances:
         """Compute the distances to given neighbours, `[N, k] -> [N, k]`."""
         near = self.squares[index].add_(self.squares.unsqueeze(1))
         return near.sub_(self._products(index), alpha=2).clamp_(min=0)
+
+    @torch.no_grad()
+    def of_block(self, block: Block) -> Tensor:
+        """Compute the distances of some nodes to all nodes of their client, `[rows, nodes]`."""
+        near = self.squares[block.rows].unsqueeze(1) + self.squares[block.nodes]
+        return near.sub_(self._block_products(block), alpha=2).clamp_(min=0)
+
+    def _block_products(self, block: Block) -> Tensor:
+        if isinstance(self.x, Tensor):
+            return self.x[block.rows] @ self.x[block.nodes].T
+        if self._table is not None:
+            table, _ = self._table
+            nodes = self.segments.sizes[block.client]
+            start = sum(size**2 for size in self.segments.sizes[: block.client])
+            whole = table[start : start + nodes**2].view(nodes, nodes)
+            return whole[block.diagonal : block.diagonal + block.rows.stop - block.rows.start]
+        crow, col, value = self._entries(self.x, block.client, block.nodes)
+        nodes = block.nodes.stop - block.nodes.start
+        dense = self._dense(self.x, block.client, block.rows)
+        return multiply(crow, col, value, nodes, dense.T.contiguous()).T
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where the stored features of every node begin."""
+        assert isinstance(self.x, SparseMatrix)
+        starts: list[int] = self.x.crow.tolist()
+        return starts
+
+    def _entries(self, x: SparseMatrix, client: int, nodes: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the features of some nodes of a client in CSR form."""
+        assert x.value is not None
+        first, last = self._starts[nodes.start], self._starts[nodes.stop]
+        crow = x.crow[nodes.start : nodes.stop + 1] - first
+        col = x.col[first:last] - client * (x.shape[1] // len(self.segments))
+        return crow, col, x.value[first:last]
+
+    def _dense(self, x: SparseMatrix, client: int, nodes: slice) -> Tensor:
+        """Return the features of some nodes of a client as a matrix."""
+        _, col, value = self._entries(x, client, nodes)
+        row = x.row[self._starts[nodes.start] : self._starts[nodes.stop]] - nodes.start
+        out = value.new_zeros(nodes.stop - nodes.start, x.shape[1] // len(self.segments))
+        out[row, col.long()] = value
+        return out
 
     def _products(self, index: Tensor) -> Tensor:
         if isinstance(self.x, Tensor):
@@ -78,16 +122,12 @@ class FeatureDistances:
         return torch.from_numpy(table).to(x.value), torch.from_numpy(place).to(x.value.device)
 
     def _table_on_device(self, x: SparseMatrix) -> tuple[Tensor, Tensor]:
-        assert x.value is not None
         segments = self.segments
-        features = x.shape[1] // len(segments)
         place = segments.counts[segments.owner].cumsum(0)
         place = place - segments.counts[segments.owner] - segments.starts.long()[segments.owner]
         table = []
         for client, (start, stop) in enumerate(pairwise(segments.pointers)):
-            mine = slice(*x.crow[[start, stop]].tolist())
-            dense = x.value.new_zeros(stop - start, features)
-            dense[x.row[mine] - start, x.col_long[mine] - client * features] = x.value[mine]
+            dense = self._dense(x, client, slice(start, stop))
             table.append((dense @ dense.T).flatten())
         return torch.cat(table), place
 

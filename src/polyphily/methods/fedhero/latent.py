@@ -1,4 +1,4 @@
-"""Latent graphs: neighbours of every node, with learned edge weights."""
+"""Latent graphs of the k nearest: neighbours of every node, with learned edge weights."""
 
 from __future__ import annotations
 
@@ -10,36 +10,34 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from polyphily.methods.fedhero.distances import FeatureDistances
 from polyphily.methods.fedhero.neighbours import Neighbours
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import full
 
-Weigh: TypeAlias = Callable[[Tensor, Neighbours, Tensor | None], Tensor]
-"""(similarities `[N, k]`, neighbours, noise `[N, k]` or None) -> edge weights `[N, k]`."""
+Weigh: TypeAlias = Callable[[Tensor, Neighbours], Tensor]
+"""(similarities `[N, k]`, neighbours) -> edge weights `[N, k]`."""
+
+Term: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(weights of edges, squared distances of their features) -> a term of a sum over edges."""
 
 
 # From similarities to edge weights ---------------------------------------------------------------
 
 
-def similarity_weights(score: Tensor, near: Neighbours, noise: Tensor | None) -> Tensor:
+def similarity_weights(score: Tensor, near: Neighbours) -> Tensor:
     """Weight an edge by its similarity; negative similarities become 0."""
     return score.relu()
 
 
-def binary_weights(score: Tensor, near: Neighbours, noise: Tensor | None) -> Tensor:
-    """Weight every edge by 1, Eq. (4), with the gradient of the similarity (straight-through)."""
-    return near.filled.to(score.dtype) + (score - score.detach())
+def binary_weights(score: Tensor, near: Neighbours) -> Tensor:
+    """Weight every edge by 1, Eq. (4), with the gradient of the similarity."""
+    return straight_through(near.filled.to(score.dtype), score)
 
 
-def bernoulli_weights(score: Tensor, near: Neighbours, noise: Tensor | None) -> Tensor:
-    """Draw edges with the similarity as probability; the gradient is that of the similarity.
-
-    Without noise, in evaluation, the weight is the probability itself: the mean over draws.
-    """
-    chance = score.clamp(0, 1)
-    if noise is None:
-        return chance
-    return (noise < chance).to(score.dtype) + (chance - chance.detach())
+def straight_through(value: Tensor, score: Tensor) -> Tensor:
+    """Return `value` with the gradient of `score`."""
+    return value + (score - score.detach())
 
 
 # The graph ---------------------------------------------------------------------------------------
@@ -92,3 +90,21 @@ class LatentGraph:
         degree = self.weight.sum(dim=1, keepdim=True)
         scale = torch.where(degree > 0, degree, 1).reciprocal()
         return LatentPropagation(self.neighbours, None, self.weight * scale)
+
+    @property
+    def edges(self) -> Tensor:
+        """The number of edges of every node, `[N]`."""
+        return self.neighbours.filled.sum(dim=1)
+
+    def sum_over_edges(
+        self, term: Term, between: FeatureDistances, known: Tensor | None = None
+    ) -> Tensor:
+        """Compute each node's sum over its edges, `[N]`.
+
+        Args:
+            term: of weights and distances `[N, k]`.
+            between: computes the distances.
+            known: the distances, if they have been computed before.
+        """
+        distance = between(self.neighbours.index) if known is None else known
+        return term(self.weight, distance).sum(dim=1)

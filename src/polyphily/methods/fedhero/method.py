@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from polyphily.methods.fedhero.distances import FeatureDistances
 from polyphily.methods.fedhero.latent import (
     LatentGraph,
     Weigh,
-    bernoulli_weights,
     binary_weights,
     similarity_weights,
 )
@@ -31,12 +31,12 @@ from polyphily.methods.fedhero.network import (
     PlainDualChannel,
     WithLatent,
 )
-from polyphily.methods.fedhero.search import width_of
+from polyphily.methods.fedhero.sampled import SampledGraph, pair_words
 from polyphily.methods.fedhero.structure import LEARNERS
 from polyphily.nn.backbones import Backbone, Shape
 from polyphily.nn.stacked import StackedGraph
 
-NEAR, NOISE, DISTANCE = "neighbours/", "noise", "distance"  # constants of a round
+NEAR, WORDS, DISTANCE = "neighbours/", "words", "distance"  # constants of a round
 LEARNER = "learner."
 
 
@@ -50,9 +50,10 @@ class FedHERO(FedAvg):
     """Z^l = relu(alpha f_loc(Z^(l-1), A) + (1-alpha) f_g(Z^(l-1), Ã)), Ã from a shared learner.
 
     Ã connects each node to the k others that are most similar by a learned similarity. As printed,
-    Eq. (4) makes Ã binary, which leaves the learner without a gradient. Here an edge's weight is
-    its similarity, or 0 if that is negative, or 1 with the similarity's gradient (`weights`). A
-    node is never its own neighbour: convolutions add it with weight one and normalise by row.
+    Eq. (4) makes Ã binary, which leaves the learner without a gradient. `weights=one` passes the
+    similarity's gradient through; by default an edge's weight is its similarity, or 0 if that is
+    negative. A node is never its own neighbour: convolutions add it with weight one and normalise
+    by row.
 
     The backbone's name chooses the convolutions: gcn, sage and acm-gcn serve both channels, gat and
     mlp are local channels beside a GCN on the latent graph. By default the network is the
@@ -61,6 +62,37 @@ class FedHERO(FedAvg):
     """
 
     evaluated = "personal"
+    left_open: ClassVar[Sequence[str]] = (
+        "Eq. (4) makes Ã binary, and a binary Ã has no gradient, although Section 3.1 calls the "
+        "top-k differentiable. In the paper's form an edge has weight one and the gradient of its "
+        "similarity (straight-through).",
+        "Eq. (4) ranks a node among its own candidates, while the text says that it connects to up "
+        "to k neighbours. Here a node is never its own neighbour; convolutions add it with weight "
+        "one.",
+        "Ã is directed and no normalisation is given. Here convolutions on it are normalised by "
+        "row.",
+        "The convolution, the activation, the widths and the depth of f_0 are not given. The "
+        "backbone's name chooses the convolution, σ is ReLU, and f_0 is one layer with ReLU (the "
+        "'feature projection layer' of Section 4.1).",
+        "Eq. (2) gives the learner X and A, Section 3.3 says 'from node embeddings'. Here it takes "
+        "X and A.",
+        "The width of the learner's embeddings, its activation and how its vectors w start are not "
+        "given. Here there is no activation, and w is drawn uniformly between 0.5 and 1.5.",
+        "f_0 is not assigned to a channel. It stays with the client unless share_projection is on.",
+        "Eq. (7) is a sum over edges beside a cross-entropy of which neither sum nor mean is said. "
+        "Here the cross-entropy is a mean over train nodes, and in the paper's form the sum stays "
+        "a sum.",
+        "How f_g takes a latent graph that changes within a round is not said, as a round has one "
+        "step. In the paper's form Ã is computed anew at every step.",
+        "Section 3.1 draws every one of N x N latent edges with ã_ij as probability, but a cosine "
+        "may be negative. Here ã_ij is clipped to [0, 1], and no pair (i, i) is drawn.",
+        "Table 9 draws edges 'during inference'; whether training draws them is not said. Here "
+        "both do, with the gradient of ã_ij. The draws of evaluation follow from seed and client "
+        "and are the same in all rounds.",
+        "The learners att, gat, GLCN and GAug of Table 4 are only named. Here att is a sigmoid of "
+        "scaled dot products over all pairs, gat and GLCN score the given edges, and GAug mixes "
+        "predicted and given edges half and half. All are trained with Eq. (8) alone.",
+    )
 
     k: int = parameter(5, "latent neighbours of a node, at most", symbol="k", paper=20)
     comparisons: int = parameter(
@@ -92,19 +124,22 @@ class FedHERO(FedAvg):
     )
     latent: str = parameter(
         "topk",
-        "whether the k nearest are the latent edges, or each of them with its similarity as "
-        "probability (the paper's second form at k = all nodes); evaluated at the mean",
+        "whether the k nearest are the latent edges (Eq. 4), or every pair of nodes is one with "
+        "its similarity as probability, in training and in evaluation",
         choices=("topk", "bernoulli"),
     )
     weights: str = parameter(
         "similarity",
         "weight of a latent edge: its similarity, or one (Eq. 4) with the similarity's gradient",
         choices=("similarity", "one"),
+        paper="one",
     )
     refresh: str = parameter(
         "round",
-        "when neighbours are searched; their similarities are computed at every step",
+        "when neighbours are searched, or Bernoulli edges drawn; similarities are computed at "
+        "every step",
         choices=("round", "step"),
+        paper="step",
     )
     plain: bool = parameter(
         True,
@@ -155,10 +190,10 @@ class FedHERO(FedAvg):
             )
 
     @property
-    def weigh(self) -> Weigh:
-        """The function from similarities to the weights of Ã."""
+    def weigh(self) -> Weigh | None:
+        """The function from similarities to the weights of Ã; None if edges are drawn."""
         if self.latent == "bernoulli":
-            return bernoulli_weights
+            return None
         return binary_weights if self.weights == "one" else similarity_weights
 
     def shares(self, network: Backbone, parameter: str) -> bool:
@@ -186,16 +221,15 @@ class FedHERO(FedAvg):
         return "latent neighbours are searched among all nodes"
 
     def prepare_round(self, local: Local) -> Message:
-        """Draw the round's noise and search the neighbours of the round, if they are needed."""
-        cohort, constants = local.cohort, {}
-        if self.latent == "bernoulli" and local.draws is not None:
-            noise = local.draws.uniform(self.k, cohort.segments.pointers)
-            constants[NOISE] = noise[:, : width_of(cohort.segments, self.k)].to(cohort.dtype)
-        if self.refresh == "round":
-            near = self.search(local)
-            constants |= {NEAR + field.name: getattr(near, field.name) for field in fields(near)}
-            constants[DISTANCE] = self.distances(cohort, near)
-        return constants
+        """Search the neighbours of the round, or draw what decides on its Bernoulli edges."""
+        if self.refresh == "step":
+            return {}
+        if self.latent == "bernoulli":
+            assert local.draws is not None
+            return {WORDS: pair_words(local.draws, len(local.cohort))}
+        near = self.search(local)
+        found = {NEAR + field.name: getattr(near, field.name) for field in fields(near)}
+        return {**found, DISTANCE: self.distances(local.cohort)(near.index)}
 
     def search(self, local: Local) -> Neighbours:
         """Search the k nearest nodes of every node by the learner's similarity, Eq. (3)."""
@@ -213,32 +247,31 @@ class FedHERO(FedAvg):
         constants = local.constants
         known = with_prefix(constants, NEAR)
         near = Neighbours(**known) if known else None
-        arguments = (local.cohort, local.draws, near, constants.get(NOISE))
+        arguments = (local.cohort, local.draws, near, constants.get(WORDS))
         output: WithLatent = functional_call(local.network, local.params, arguments)
         return local.cross_entropy(output.logits) + self.regulariser(local, output.latent)
 
-    def regulariser(self, local: Local, latent: LatentGraph) -> Tensor:
+    def regulariser(self, local: Local, latent: LatentGraph | SampledGraph) -> Tensor:
         """Compute lambda sum_uv Ã_uv ||x_u - x_v||^2 + mu ||Ã||_F^2, Eq. (7), scaled, `[K]`."""
         cohort = local.cohort
-        distance = local.constants.get(DISTANCE)
-        if distance is None:
-            distance = self.distances(cohort, latent.neighbours)
-        terms = latent.weight * (self.smoothness * distance + self.degree * latent.weight)
-        total = cohort.segments.sum(terms.sum(dim=1))
+        terms = latent.sum_over_edges(
+            lambda weight, distance: weight * (self.smoothness * distance + self.degree * weight),
+            self.distances(cohort),
+            local.constants.get(DISTANCE),
+        )
+        total = cohort.segments.sum(terms)
         if self.scale == "edges":
-            edges = latent.neighbours.filled.sum(dim=1).to(cohort.dtype)
-            return total / cohort.segments.sum(edges).clamp(min=1)
+            return total / cohort.segments.sum(latent.edges.to(cohort.dtype)).clamp(min=1)
         if self.scale == "pairs":
             return total / cohort.segments.counts.to(total.dtype).square()
         return total
 
-    def distances(self, graph: StackedGraph, near: Neighbours) -> Tensor:
-        """Compute ||x_u - x_v||^2 of nodes and their neighbours, `[N, k]`."""
-        between = graph.cached(
+    def distances(self, graph: StackedGraph) -> FeatureDistances:
+        """Return what computes ||x_u - x_v||^2 of pairs of nodes."""
+        return graph.cached(
             ("feature distances", self.unit_features),
             lambda whole: FeatureDistances(whole.x, whole.segments, unit=self.unit_features),
         )
-        return between(near.index)
 
     def upload(self, local: Local) -> Message:
         return {} if self.share == "none" else super().upload(local)
@@ -247,3 +280,39 @@ class FedHERO(FedAvg):
 
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
         return state if self.share == "none" else super().aggregate(state, uploads, rng)
+
+    # For people ------------------------------------------------------------------------------
+
+    def without_effect(self) -> Mapping[str, str]:
+        """Name what changes no prediction beside the other values."""
+        idle: dict[str, str] = {}
+
+        def inert(reason: str, *names: str) -> None:
+            idle.update(dict.fromkeys(names, reason))
+
+        if self.learner not in ("weighted-cosine", "gat"):
+            inert(
+                f"the learner '{self.learner}' has no heads (set learner=weighted-cosine or gat)",
+                "comparisons",
+            )
+        if self.share == "none":
+            inert("nothing is averaged with share=none (set another share)", "weighting")
+        if self.plain:
+            inert("the plain network has no projection (set plain=off)", "share_projection")
+        elif self.share != "global":
+            inert(f"share={self.share} decides it (set share=global)", "share_projection")
+        if self.latent == "bernoulli":
+            inert("every pair of nodes may be a latent edge (set latent=topk)", "k", "weights")
+        if self.smoothness == 0:
+            inert("smoothness is 0 (set smoothness above 0)", "unit_features")
+            if self.degree == 0:
+                inert("both terms are 0 (set smoothness or degree above 0)", "scale")
+        if self.alpha == 1:
+            inert(
+                "at alpha=1 the latent graph has no weight (set alpha below 1)",
+                *("k", "smoothness", "degree", "scale", "unit_features"),
+                *("latent", "weights", "refresh"),
+            )
+        if self.alpha == 0 and self.plain and self.share != "task":
+            inert("at alpha=0 the given graph has no weight (set alpha above 0)", "dual_channel")
+        return idle

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from polyphily.methods.fedhero.latent import LatentGraph, Weigh
 from polyphily.methods.fedhero.neighbours import Neighbours
+from polyphily.methods.fedhero.sampled import SampledGraph, evaluation_words, pair_words
 from polyphily.methods.fedhero.structure import StructureLearner
 from polyphily.nn.backbones import Backbone, Output, Shape
 from polyphily.nn.draws import Draws
@@ -30,7 +31,7 @@ the weights of the latent graph are learned already."""
 class WithLatent(Output):
     """A network's output, and the latent graph that it was computed on."""
 
-    latent: LatentGraph
+    latent: LatentGraph | SampledGraph
 
 
 class DualChannel(Backbone):
@@ -42,7 +43,8 @@ class DualChannel(Backbone):
         learner: finds and scores latent neighbours.
         k: latent neighbours of a node, at most.
         alpha: weight of the local channel.
-        weigh: turns similarities into edge weights.
+        weigh: turns similarities into edge weights; None if every pair of nodes is drawn as an
+            edge with its similarity as probability, whatever `k` is.
         dual: whether the given graph has convolutions of its own, or those of the latent graph.
     """
 
@@ -54,7 +56,7 @@ class DualChannel(Backbone):
         *,
         k: int,
         alpha: float,
-        weigh: Weigh,
+        weigh: Weigh | None,
         dual: bool,
     ) -> None:
         super().__init__(shape)
@@ -89,16 +91,39 @@ class DualChannel(Backbone):
         graph: StackedGraph,
         draws: Draws | None = None,
         near: Neighbours | None = None,
-        noise: Tensor | None = None,
+        words: Tensor | None = None,
     ) -> WithLatent:
-        """Compute the output; latent neighbours are searched unless given as `near`."""
-        near, score = self.learner(graph, self.k, near)
-        latent = LatentGraph(near, self.weigh(score, near, noise), graph.segments)
+        """Compute the output.
+
+        Args:
+            graph: the clients' graphs.
+            draws: the random draws of the round; None in evaluation.
+            near: latent neighbours; searched unless given.
+            words: of the draws of Bernoulli edges (`pair_words`); drawn unless given.
+        """
+        latent = self.latent_graph(graph, draws, near, words)
         output = WithLatent(*self.propagate(graph, latent, draws))
         output.latent = latent
         return output
 
-    def propagate(self, graph: StackedGraph, latent: LatentGraph, draws: Draws | None) -> Output:
+    def latent_graph(
+        self,
+        graph: StackedGraph,
+        draws: Draws | None,
+        near: Neighbours | None,
+        words: Tensor | None,
+    ) -> LatentGraph | SampledGraph:
+        """Connect the nodes by the learner's similarity: to the k nearest, or at random."""
+        if self.weigh is not None:
+            near, score = self.learner(graph, self.k, near)
+            return LatentGraph(near, self.weigh(score, near), graph.segments)
+        if words is None and draws is not None:
+            words = pair_words(draws, len(graph.segments))
+        elif words is None:
+            words = evaluation_words(graph)
+        return SampledGraph(self.learner.pairs(graph), words, graph.segments)
+
+    def propagate(self, graph: StackedGraph, latent: GraphOperators, draws: Draws | None) -> Output:
         """Compute the output on both graphs."""
         raise NotImplementedError
 
@@ -119,7 +144,7 @@ class PlainDualChannel(DualChannel):
         shape = self.shape
         self.add_channels(shape.widths(), [shape.heads] * (shape.layers - 1) + [1])
 
-    def propagate(self, graph: StackedGraph, latent: LatentGraph, draws: Draws | None) -> Output:
+    def propagate(self, graph: StackedGraph, latent: GraphOperators, draws: Draws | None) -> Output:
         z: Tensor | SparseMatrix = self.drop_input(graph, draws)
         embedding, last = None, len(self.global_convs) - 1
         for layer in range(last):
@@ -150,7 +175,7 @@ class JumpingDualChannel(DualChannel):
     def embedding_width(self) -> int:
         return (self.shape.layers + 1) * self.shape.hidden
 
-    def propagate(self, graph: StackedGraph, latent: LatentGraph, draws: Draws | None) -> Output:
+    def propagate(self, graph: StackedGraph, latent: GraphOperators, draws: Draws | None) -> Output:
         x = self.drop_input(graph, draws)
         z = self.drop(self.projection(x, graph).relu(), graph, draws)  # Z^0 = f_0(X)
         outputs = [z]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,8 +15,36 @@ from polyphily.nn.sparse import SparseMatrix
 
 ROWS = 1024  # of a client's similarity matrix that are in memory at a time, at most
 
-Adjust: TypeAlias = Callable[[Tensor, int, int, int], Tensor]
-"""(scores, first row, row after the last, first column) -> the scores to rank by."""
+
+class Block(NamedTuple):
+    """Some rows of a client's matrix of node pairs.
+
+    Attributes:
+        client: whose pairs they are.
+        rows: the first nodes of the pairs.
+        nodes: the second nodes: all nodes of the client.
+    """
+
+    client: int
+    rows: slice
+    nodes: slice
+
+    @property
+    def diagonal(self) -> int:
+        """The column in which the first row's own node is."""
+        return int(self.rows.start - self.nodes.start)
+
+
+Adjust: TypeAlias = Callable[[Tensor, Block], Tensor]
+"""(products of a block, the block) -> the scores to rank by."""
+
+
+def row_blocks(segments: Segments, like: Tensor) -> Iterator[Block]:
+    """Divide the pairs of each client's nodes into blocks that fit the device of `like`."""
+    for client, (start, stop) in enumerate(pairwise(segments.pointers)):
+        step = min(ROWS, block_rows(like, stop - start))
+        for first in range(start, stop, step):
+            yield Block(client, slice(first, min(first + step, stop)), slice(start, stop))
 
 
 def width_of(segments: Segments, k: int) -> int:
@@ -38,21 +66,18 @@ def nearest(
     if left.is_cuda and adjust is None and max(segments.sizes) ** 2 <= NUMBERS_GPU:
         return _nearest_together(left, right, segments, k)
     index = no_neighbours(segments, k)
-    for start, stop in pairwise(segments.pointers):
-        count = min(k, stop - start - 1)
-        if count < 1:
-            continue
-        step = min(ROWS, block_rows(left, stop - start))
-        buffer = left.new_empty(min(step, stop - start), stop - start)
-        others = right[start:stop].T
-        for first in range(start, stop, step):
-            last = min(first + step, stop)
-            scores = torch.mm(left[first:last], others, out=buffer[: last - first])
-            if adjust is not None:
-                scores = adjust(scores, first, last, start)
-            scores.diagonal(first - start).fill_(-torch.inf)
-            found = scores.topk(count, dim=1, sorted=False).indices
-            index[first:last, :count] = found.sort(dim=1).values + start
+    blocks = [b for b in row_blocks(segments, left) if b.nodes.stop - b.nodes.start > 1]
+    shapes = [(b.rows.stop - b.rows.start, b.nodes.stop - b.nodes.start) for b in blocks]
+    buffer = left.new_empty(max((rows * nodes for rows, nodes in shapes), default=0))
+    for block, (rows, nodes) in zip(blocks, shapes, strict=True):
+        out = buffer[: rows * nodes].view(rows, nodes)
+        scores = torch.mm(left[block.rows], right[block.nodes].T, out=out)
+        if adjust is not None:
+            scores = adjust(scores, block)
+        scores.diagonal(block.diagonal).fill_(-torch.inf)
+        count = min(k, nodes - 1)
+        found = scores.topk(count, dim=1, sorted=False).indices
+        index[block.rows, :count] = found.sort(dim=1).values + block.nodes.start
     return index
 
 
