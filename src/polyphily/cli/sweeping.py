@@ -309,4 +309,4 @@ def _table(found: Sequence[Run], at: Sequence[Point], axes: Sequence[str]) -> No
     terminal.out.print()
     terminal.out.print(f"[bold]Test {found[0].metric} in %[/bold], at the best validation round")
     terminal.out.print(table)
-    terminal.warm_up_notes([run.summary for run in found])
+    terminal.closing_notes([run.summary for run in found])

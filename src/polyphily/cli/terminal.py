@@ -132,7 +132,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
         f"{size(summary['bytes_up_per_round'])} up and "
         f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
     )
-    warm_up_notes([summary])
+    closing_notes([summary])
     if sampling := summary.get("sampling"):
         drawn = " and ".join(str(number or "all") for number in sampling["neighbours"])
         out.print(
@@ -183,12 +183,15 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
     out.print(f"[bold]Test {metric} in %[/bold] on {escape(describe_data(*summaries))}")
     out.print(table)
     out.print("[dim]at the best validation round; client mean ± deviation between clients[/dim]")
-    warm_up_notes(summaries)
+    closing_notes(summaries)
     print_line(f"run folder: {folder}")
 
 
-def warm_up_notes(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Print what is to be said of methods whose best round is one in which they did nothing."""
+def closing_notes(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Print methods' remarks, and which best rounds are such in which the method did nothing."""
+    for summary in summaries:
+        for remark in summary.get("remarks", []):
+            out.print(f"[yellow]note: {escape(summary['method'])}: {escape(remark)}[/yellow]")
     for note in dict.fromkeys(s["warm_up"]["note"] for s in summaries if in_warm_up(s)):
         out.print(f"[yellow]{WARM_UP if len(summaries) > 1 else 'note:'} {escape(note)}[/yellow]")
 

@@ -204,6 +204,10 @@ class Method:
 
     # For people ------------------------------------------------------------------------------
 
+    def remarks(self, state: State) -> Sequence[str]:
+        """Return what a user should know of the server's state at the end of a run, if anything."""
+        return ()
+
     def rounds_before_it_acts(self) -> int:
         """Return for how many rounds the method trains as its plain baseline does: a warm-up."""
         return 0

@@ -273,6 +273,7 @@ class Coordinator:
             setup_seconds=self.setup_seconds,
             privacy=self._privacy(),
             more={"troubles": self.exchange.troubles},
+            remarks=self.server.remarks(),
         )
         return summarise(facts, self.tracker, self.records, self.round)
 

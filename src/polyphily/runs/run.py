@@ -479,6 +479,7 @@ class Execution:
             setup_seconds=self.setup_seconds,
             privacy=self._privacy(),
             more={"ranks": self.team.size} if self.team else {},
+            remarks=list(dict.fromkeys(r for s in self.simulation.servers for r in s.remarks())),
         )
         return summarise(facts, self.tracker, self.reports, self.simulation.round)
 

@@ -30,6 +30,7 @@ class RunFacts:
         setup_seconds: what it took before the first round.
         privacy: what was promised and what was spent, where anything was asked for.
         more: what only this engine can tell.
+        remarks: of the method on how the run ended.
     """
 
     method: Method
@@ -41,6 +42,7 @@ class RunFacts:
     setup_seconds: float
     privacy: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
 
 
 def summarise(
@@ -69,7 +71,8 @@ def summarise(
 
     data = dict(facts.data)
     warm_up = _warm_up(method, [run["best_val"]["round"] for run in runs], rounds)
-    notes = [*data.pop("notes", []), *([warm_up["note"]] if warm_up.get("note") else [])]
+    notes = [*data.pop("notes", []), *facts.remarks]
+    notes += [warm_up["note"]] if warm_up.get("note") else []
     return {
         "polyphily": polyphily.__version__,
         "method": method.name,
@@ -97,6 +100,7 @@ def summarise(
         "refused_updates": sum(refused),
         **facts.privacy,
         **({"warm_up": warm_up} if warm_up else {}),
+        **({"remarks": list(facts.remarks)} if facts.remarks else {}),
         "notes": notes,
         "versions": versions(),
     }

@@ -129,6 +129,10 @@ class Server:
             n for entry in self.declared_uploads if entry.role is Role.COUNT for n in entry.shapes
         ]
 
+    def remarks(self) -> Sequence[str]:
+        """Return what the method has to say of its state."""
+        return self.method.remarks(self.state)
+
     def collaboration(self) -> Tensor | None:
         """Return by which weights the server mixes models now, if it has any."""
         return self.method.collaboration(self.state)

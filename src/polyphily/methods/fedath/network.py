@@ -79,6 +79,11 @@ class EdgeEvaluator(nn.Module):
             score = (score + score[graph.edges.permutation]) / 2
         return score
 
+    def link_scores(self, graph: StackedGraph, candidates: StackedGraph) -> Tensor:
+        """Return c_ij of the pairs in `candidates.edges`, `[nnz]` (for `polyphily audit`)."""
+        scores: Tensor = self(candidates)
+        return scores
+
 
 class MLPEvaluator(EdgeEvaluator):
     """The paper's Φ: an MLP on [x_i || x_j], here with one hidden layer (the paper does not say).

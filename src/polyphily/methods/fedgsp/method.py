@@ -350,7 +350,7 @@ class FedGSP(Method):
 
     def unsettled(self, state: State) -> int:
         """Return for how many orders, and the MLP, the alternation has not converged."""
-        return int(state[UNSETTLED].sum())
+        return int(state[UNSETTLED].sum()) if UNSETTLED in state else 0
 
     def solved(self, state: State, *, afresh: bool) -> State:
         """Alternate, and return the entries of the state that change.
@@ -412,6 +412,15 @@ class FedGSP(Method):
             strength = uniform_self_weight(strength)
         own = torch.eye(strength.shape[-1], dtype=strength.dtype)
         return self.self_weight * own + (1 - self.self_weight) * strength
+
+    def remarks(self, state: State) -> Sequence[str]:
+        count = self.unsettled(state)
+        if count == 0:
+            return ()
+        return (
+            f"W had not converged for {count} of {len(state[UNSETTLED])} problems (orders and MLP) "
+            "at the end of their exchange; a larger gamma settles it",
+        )
 
     def collaboration(self, state: State) -> Tensor:
         """Return W of the MLP."""
