@@ -8,28 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from builders import random_graph
+from polyphily.audit import links
 from polyphily.audit.links import (
-    KNOWLEDGE,
     area,
+    at_chance,
     attack,
-    audit,
     chance_either_way,
     cosines,
     draw_pairs,
-    sent_parameters,
     two_means,
 )
-from polyphily.core.method import create
-from polyphily.core.recipes import fill
-from polyphily.core.settings import Settings
-from polyphily.engines.simulation import Simulation
-from polyphily.graphs.loading import load
 
 VALUES = st.lists(st.integers(-20, 20), min_size=2, max_size=12).filter(lambda v: len(set(v)) > 1)
 
@@ -94,48 +87,35 @@ def test_representations_that_show_the_edges_are_seen_through() -> None:
     found = draw_pairs(graph, seed=0, client=0)
     assert found is not None
     sides = np.eye(2)[(np.arange(20) >= 10).astype(int)]
-    seen = attack(sides, *found)
+    pairs, linked = found
+    seen = attack(cosines(sides, pairs), linked)
     assert (seen.auc, seen.accuracy) == (1.0, 1.0)
-    noise = attack(np.random.default_rng(0).normal(size=(20, 50)), *found)
+    table = np.random.default_rng(0).normal(size=(20, 50))
+    noise = attack(cosines(table, pairs), linked)
     assert 0.3 < noise.auc < 0.7
 
 
-def simulation(method: str, rounds: int = 2) -> Simulation:
-    data = "csbm:nodes=150,features=8,homophily=0.9,gap=0,degree=6"
-    federation = load(data, clients=2)
-    given = fill(Settings(rounds=rounds, hidden=8, backbone="gcn"), federation.kind, "accuracy")
-    made = Simulation(create(method), [federation], given)
-    for _ in range(rounds):
-        made.advance()
-    return made
+def test_at_chance_is_what_uninformative_scores_give_in_95_of_100_cases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng, linked = np.random.default_rng(0), np.arange(200) < 100
+    monkeypatch.setattr(links, "MATERIAL", -1.0)
+    trials = [
+        at_chance([attack(rng.normal(size=200), linked) for _ in range(3)]) for _ in range(1000)
+    ]
+    assert 0.93 < np.mean(trials) < 0.97
+    above = attack(1.0 * linked + 0.5 * rng.normal(size=200), linked)
+    assert not at_chance([above, None])
+    below = attack(-1.0 * linked + 0.5 * rng.normal(size=200), linked)
+    assert not at_chance([above, below])  # they do not cancel
+    assert at_chance([attack(np.ones(200), linked)])
+    assert not at_chance([None])
 
 
-def test_audit_by_what_the_attacker_sees() -> None:
-    found = audit(simulation("fedavg", 20))
-    assert tuple(found) == KNOWLEDGE
-    means = {name: np.mean([a.auc for a in own if a]) for name, own in found.items()}
-    # Representations of a homophilic graph that edges have smoothed show these edges.
-    assert means["representations"] > means["model"] + 0.05
-    assert means["representations"] > 0.7
-    assert means == {
-        name: np.mean([a.auc for a in own if a])
-        for name, own in audit(simulation("fedavg", 20)).items()
-    }
-
-
-def test_nothing_shared_is_nothing_to_attack_with() -> None:
-    found = audit(simulation("local"))
-    assert all(found["features"])
-    assert not any(found["model"])
-    assert not any(found["representations"])
-
-
-def test_what_a_client_keeps_is_not_used() -> None:
-    made = simulation("fedper")
-    params = sent_parameters(made)
-    assert params is not None
-    for name, value in params.items():
-        shared = made.method.shares(made.network, name)
-        kept = made.memory[f"model/{name}"]
-        assert torch.equal(value, kept if shared else torch.zeros_like(kept))
-    assert any(not made.method.shares(made.network, name) for name in params)
+def test_a_difference_without_importance_is_chance() -> None:
+    rng, linked = np.random.default_rng(0), np.arange(200_000) < 100_000
+    shifts = {0.015: True, 0.1: False}
+    for shift, chance in shifts.items():
+        found = attack(rng.normal(size=200_000) + shift * linked, linked)
+        assert found.deviations > 2
+        assert at_chance([found]) is chance

@@ -51,7 +51,7 @@ def test_every_figure_of_the_source_is_there(name: str) -> None:
             *(t.protocol_of(f.dataset).metric, f.method, f.mean, f.std, f.note),
         )
         for t in paper.tables.values()
-        for f in t.figures
+        for f in t.entries
         if t.name != "figure-4"  # it has no printed numbers
     ]
     with file.open(encoding="utf-8", newline="") as lines:
@@ -78,7 +78,7 @@ def test_the_tables_that_each_paper_has() -> None:
 
 def test_protocols_are_sound(case: tuple[Paper, Table]) -> None:
     paper, table = case
-    names = {figure.dataset for figure in table.figures}
+    names = {entry.dataset for entry in table.entries}
     assert set(table.datasets) <= names
     for dataset in names:
         protocol = table.protocol_of(dataset)
@@ -94,37 +94,37 @@ def test_protocols_are_sound(case: tuple[Paper, Table]) -> None:
 
 def test_figures_are_sound(case: tuple[Paper, Table]) -> None:
     paper, table = case
-    for figure in table.figures:
-        assert figure.partition in PARTITIONS
-        assert figure.mean is None or figure.mean >= 0
-        if figure.dataset != AVERAGE:
-            DATASETS.find(figure.dataset.partition(":")[0])
-        variant = paper.variant(figure.method)
+    for entry in table.entries:
+        assert entry.partition in PARTITIONS
+        assert entry.mean is None or entry.mean >= 0
+        if entry.dataset != AVERAGE:
+            DATASETS.find(entry.dataset.partition(":")[0])
+        variant = paper.variant(entry.method)
         assert set(variant.marks) <= set(paper.marks)
         assert variant.method in plan.registered() | ABSENT | {AVERAGE}
 
 
 def test_every_row_that_has_a_method_is_a_sound_run(case: tuple[Paper, Table]) -> None:
     paper, table = case
-    for figure in table.figures:
-        known = paper.variant(figure.method).method in plan.registered()
-        if known and figure.dataset != AVERAGE:
-            job = plan.job(paper, table, figure, Choice())
-            create(job.method, job.hyperparameters)
-            from_mapping(job.settings)
-            assert job.data["partition"] == "louvain-min" or job.data["clients"] > 0
+    for entry in table.entries:
+        known = paper.variant(entry.method).method in plan.registered()
+        if known and entry.dataset != AVERAGE:
+            for job in plan.jobs(paper, table, entry, Choice(), ("paper", "default")).values():
+                create(job.method, job.hyperparameters)
+                from_mapping(job.settings)
+                assert job.data["partition"] == "louvain-min" or job.data["clients"] > 0
 
 
 def test_every_run_has_a_folder_of_its_own(case: tuple[Paper, Table]) -> None:
     _, table = case
-    folders = [(safe_name(f.cell), safe_name(f.method)) for f in table.figures]
+    folders = [(safe_name(f.cell), safe_name(f.method)) for f in table.entries]
     assert len(set(folders)) == len(folders)
 
 
 def test_every_row_that_is_explained_is_printed() -> None:
     for name in PAPERS:
         paper = tables.paper(name)
-        printed = {figure.method for table in paper.tables.values() for figure in table.figures}
+        printed = {entry.method for table in paper.tables.values() for entry in table.entries}
         assert set(paper.rows) <= printed
 
 
@@ -137,11 +137,25 @@ def test_names_of_methods_are_read_without_running_them() -> None:
 def test_fedgsp_runs_with_its_authors_values() -> None:
     paper = tables.paper("fedgsp")
     table = paper.table("vi")
-    rows = {f.method: f for f in table.figures if f.cell == "cora metis 5"}
-    whole = plan.job(paper, table, rows["fedgsp"], Choice())
-    half = plan.job(paper, table, rows["fedgsp[sharing=off]"], Choice())
-    assert (whole.settings["lr"], whole.hyperparameters["sharing"]) == (0.149, 1.6)
-    assert half.hyperparameters == {**whole.hyperparameters, "sharing": 0.0}
+    rows = {f.method: f for f in table.entries if f.cell == "cora metis 5"}
+    for form in ("paper", "default"):
+        whole = plan.jobs(paper, table, rows["fedgsp"], Choice(), [form])[form]
+        half = plan.jobs(paper, table, rows["fedgsp[sharing=off]"], Choice(), [form])[form]
+        assert (whole.settings["lr"], whole.hyperparameters["sharing"]) == (0.149, 1.6)
+        assert half.hyperparameters == {**whole.hyperparameters, "sharing": 0.0}
+
+
+def test_rows_set_what_the_print_means_and_nothing_else() -> None:
+    """The forms do the rest: a row never names a value that only one form has."""
+    switches = {
+        "fedspa": {"sfpd", "prior", "posterior"},
+        "s2fgl": {"nlir", "fgma"},
+        "fedath": {"use_entropy", "use_independence", "share"},
+        "fedhero": {"learner", "dual_channel", "share", "latent"},
+        "fedgsp": {"sharing", "complementing"},
+    }
+    for name, known in switches.items():
+        assert {key for row in tables.paper(name).rows.values() for key in row.set} == known
 
 
 def test_what_a_dataset_changes() -> None:
@@ -155,7 +169,7 @@ def test_what_a_dataset_changes() -> None:
 def test_marks_of_rows_and_tables() -> None:
     paper = tables.paper("fedspa")
     table = paper.table("3")
-    marks = {f.method: paper.marks_of(table, f) for f in table.figures}
+    marks = {f.method: paper.marks_of(table, f) for f in table.entries}
     assert marks["fedspa"] == ["validation", "dropout", "labels", "order"]
     assert marks["fedspa[prior=off,posterior=on]"] == ["validation", "dropout", "labels"]
     assert marks["fedspa[sfpd=on,hbda=off]"] == ["validation", "dropout"]
@@ -164,7 +178,7 @@ def test_marks_of_rows_and_tables() -> None:
 def test_every_mark_is_used() -> None:
     for name in PAPERS:
         paper = tables.paper(name)
-        pairs = [(t, f) for t in paper.tables.values() for f in t.figures]
+        pairs = [(t, f) for t in paper.tables.values() for f in t.entries]
         used = set(itertools.chain.from_iterable(paper.marks_of(t, f) for t, f in pairs))
         assert used == set(paper.marks)
 
@@ -181,5 +195,5 @@ def test_files_are_toml_with_nothing_but_what_is_read() -> None:
         text = resources.files("polyphily.papers").joinpath(f"{name}.toml").read_text("utf-8")
         data = tomllib.loads(text)
         assert set(data) <= {"paper", "cite", "protocol", "marks", "rows", "tables"}
-        allowed = {"name", "title", "digits", "protocol", "datasets", "figures"}
+        allowed = {"name", "title", "digits", "protocol", "datasets", "entries"}
         assert all(set(table) <= allowed for table in data["tables"])

@@ -1,45 +1,33 @@
-"""Link inference: predict a site's edges from what it shares (FedHERO, Section 4.7).
+"""The link inference attack (FedHERO, Section 4.7): scores of pairs of nodes against true edges.
 
 FedHERO refers to Gong and Liu (2018) and gives no procedure. Ours draws as many edges as pairs of
-nodes without an edge, at random, and scores each pair by the cosine of its two nodes'
+nodes without an edge, at random, and scores each pair, most often by the cosine of its two nodes'
 representations. It reports the area under the ROC curve (AUC), and the accuracy of a threshold that
 two-means finds without knowing any edge. Chance level is one half for both.
 
-The attacker knows one of:
-
-features          the nodes' features but no model: the baseline, the same for every method
-model             the features and the parameters that the client sent; representations are computed
-                  without edges
-representations   the representations that the sent parameters compute on the client's own graph.
-                  In this library they never leave a site; FedHERO's attack uses them
-
-Parameters that a client does not send are set to zero.
+`polyphily.audit.attackers` says where the scores come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-import torch
-from scipy.stats import rankdata
-from torch.func import functional_call
+from scipy.stats import chi2, rankdata
 
-from polyphily.core.cohort import Cohort
-from polyphily.core.messages import Message, model_part
-from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import BoolArray, Features, Graph, IntArray
 from polyphily.graphs.noise import new_pairs
 from polyphily.graphs.random import generator
-from polyphily.nn.backbones import Output
 
 FloatArray = npt.NDArray[np.float64]
 MAX_EDGES = 50_000  # maximum number of edges per client
-KNOWLEDGE = ("features", "model", "representations")
 CHANCE = 0.5
+CONFIDENCE, MATERIAL = 0.95, 0.005
+HALF_NORMAL_MEAN = math.sqrt(2 / math.pi)  # E|z| of a standard normal z
 
 
 @dataclass(frozen=True)
@@ -64,59 +52,11 @@ class Attack:
         """The AUC of an attacker who knows whether edges join similar or dissimilar nodes."""
         return max(self.auc, 1 - self.auc)
 
-
-def audit(simulation: Simulation) -> dict[str, list[Attack | None]]:
-    """Attack every client of the first federation, for each kind of knowledge (`KNOWLEDGE`).
-
-    An entry is None if the client has no edges, or no pairs without an edge, or shares nothing.
-    """
-    federation = simulation.federations[0]
-    drawn = [draw_pairs(graph, federation.seed, k) for k, graph in enumerate(federation.clients)]
-    known: dict[str, list[Features] | None] = {
-        "features": [graph.features for graph in federation.clients],
-        **representations(simulation),
-    }
-    return {
-        name: [
-            None if found is None or pairs is None else attack(found[k], *pairs)
-            for k, pairs in enumerate(drawn)
-        ]
-        for name, found in known.items()
-    }
-
-
-def representations(simulation: Simulation) -> dict[str, list[Features] | None]:
-    """Compute each client's representations by its sent parameters, without and with edges."""
-    federation = simulation.federations[0]
-    count = len(federation)
-    params = sent_parameters(simulation)
-    if params is None:
-        return {"model": None, "representations": None}
-    without_edges = [replace(g, edges=np.empty((2, 0), dtype=np.int64)) for g in federation.clients]
-    found: dict[str, list[Features] | None] = {}
-    for name, graphs in (("model", without_edges), ("representations", list(federation.clients))):
-        cohort = Cohort(
-            graphs,
-            simulation.cohort.keys[:count],
-            simulation.cohort.classes,
-            device=simulation.cohort.device,
-            dtype=simulation.cohort.dtype,
-        )
-        with torch.no_grad():
-            output: Output = functional_call(simulation.network, params, (cohort,))
-        sizes = list(cohort.segments.sizes)
-        found[name] = [part.cpu().numpy() for part in torch.split(output.embedding, sizes)]
-    return found
-
-
-def sent_parameters(simulation: Simulation) -> Message | None:
-    """Return the first federation's sent parameters, with zeros for those that are not sent."""
-    count = len(simulation.federations[0])
-    trained = {n: t[:count] for n, t in model_part(simulation.memory).items()}
-    shared = [n for n in trained if simulation.method.shares(simulation.network, n)]
-    if not shared:
-        return None
-    return {n: t if n in shared else torch.zeros_like(t) for n, t in trained.items()}
+    @property
+    def deviations(self) -> float:
+        """The distance of the AUC from one half, in standard deviations of uninformative scores."""
+        deviation = (self.chance_either_way - CHANCE) / HALF_NORMAL_MEAN
+        return (self.auc - CHANCE) / deviation if deviation else 0.0
 
 
 # The attack --------------------------------------------------------------------------------------
@@ -135,9 +75,8 @@ def draw_pairs(graph: Graph, seed: int, client: int) -> tuple[IntArray, BoolArra
     return np.concatenate([chosen, others], axis=1), np.arange(2 * count) < count
 
 
-def attack(representation: Features, pairs: IntArray, linked: BoolArray) -> Attack:
-    """Score pairs by cosine similarity and compare with the true edges."""
-    scores = cosines(representation, pairs)
+def attack(scores: FloatArray, linked: BoolArray) -> Attack:
+    """Compare the scores of pairs with the true edges."""
     guess = scores > two_means(scores)
     accuracy = float((guess == linked).mean())
     return Attack(area(scores, linked), accuracy, len(linked), chance_either_way(scores, linked))
@@ -191,15 +130,31 @@ def chance_either_way(scores: FloatArray, positive: BoolArray) -> float:
 
     The AUC then has mean one half and the variance of a rank sum with ties (Mann and Whitney 1947).
     It is approximately normal, so its mean distance from one half is sqrt(2/pi) deviations.
+    Scores that are all equal have no deviation.
     """
     total, count = len(scores), int(positive.sum())
     _, ties = np.unique(scores, return_counts=True)
     tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (total * (total - 1))
-    variance = (total + 1 - tied) / (12 * count * (total - count))
-    return 0.5 + float(np.sqrt(2 / np.pi * variance))
+    variance = max(total + 1 - tied, 0.0) / (12 * count * (total - count))
+    return CHANCE + HALF_NORMAL_MEAN * math.sqrt(variance)
 
 
-def mean(attacks: list[Attack | None], value: Callable[[Attack], float]) -> float | None:
+def at_chance(attacks: Sequence[Attack | None]) -> bool:
+    """Return whether all clients' AUCs together are those of scores that say nothing, or almost.
+
+    The sum of their squared deviations is compared with the quantile of its distribution for such
+    scores (chi-squared). Clients whose AUCs lie on different sides of one half do not cancel. With
+    many pairs tiny differences are significant, so less than `MATERIAL` counts as chance as well.
+    """
+    known = [found for found in attacks if found is not None]
+    if not known:
+        return False
+    excess = np.mean([found.either_way - found.chance_either_way for found in known])
+    squares = sum(found.deviations**2 for found in known)
+    return bool(squares <= chi2.ppf(CONFIDENCE, len(known)) or excess < MATERIAL)
+
+
+def mean(attacks: Sequence[Attack | None], value: Callable[[Attack], float]) -> float | None:
     """Return the unweighted mean over clients; None if no client was attacked."""
     known = [value(found) for found in attacks if found is not None]
     return float(np.mean(known)) if known else None

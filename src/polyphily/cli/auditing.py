@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from polyphily.audit.attackers import Finding
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,63 +25,84 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Try to infer the clients' edges from what they sent (first seed, last round)."""
-    from polyphily.audit import links
-    from polyphily.cli import terminal
+    from polyphily.audit import attackers
     from polyphily.cli.inspecting import progress
     from polyphily.cli.training import restore
     from polyphily.report import runs
 
     found = runs.read_runs(folders)
-    rows: list[dict[str, Any]] = []
+    audited: list[dict[str, Any]] = []
     with progress() as report:
         for label, run in zip(runs.labels(found), found, strict=True):
             report(f"attacking {run.path}")
-            for name, attacks in links.audit(restore(run.path).simulation).items():
-                rows.append(
-                    {
-                        "run": label,
-                        "folder": str(run.path),
-                        "method": run.method,
-                        "dataset": run.summary["dataset"],
-                        "sees": name,
-                        "auc": links.mean(attacks, lambda a: a.auc),
-                        "auc_either_way": links.mean(attacks, lambda a: a.either_way),
-                        "accuracy": links.mean(attacks, lambda a: a.accuracy),
-                        "chance": links.CHANCE,
-                        "chance_either_way": links.mean(attacks, lambda a: a.chance_either_way),
-                        "clients": [a and asdict(a) for a in attacks],
-                    }
-                )
+            result = attackers.audit(restore(run.path).simulation)
+            facts = {
+                "run": label,
+                "folder": str(run.path),
+                "method": run.method,
+                "dataset": run.summary["dataset"],
+            }
+            rows = [{**facts, **_row(finding)} for finding in result.findings]
+            audited.append({"run": label, "rows": rows, "unread": result.unread})
     if as_json:
+        rows = [{**row, "unread": entry["unread"]} for entry in audited for row in entry["rows"]]
         typer.echo(json.dumps(rows))
         return
+    _show(audited)
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    """Return one attacker's results as JSON has them."""
+    from polyphily.audit import links
+
+    attacks = finding.attacks
+    return {
+        "sees": finding.sees,
+        "tried": finding.tried,
+        "auc": links.mean(attacks, lambda a: a.auc),
+        "auc_either_way": links.mean(attacks, lambda a: a.either_way),
+        "accuracy": links.mean(attacks, lambda a: a.accuracy),
+        "chance": links.CHANCE,
+        "chance_either_way": links.mean(attacks, lambda a: a.chance_either_way),
+        "at_chance": finding.at_chance,
+        "clients": [a and asdict(a) for a in attacks],
+    }
+
+
+def _show(audited: list[dict[str, Any]]) -> None:
+    """Print a table for each run, and what was tried where an attack is at chance."""
+    from rich.markup import escape
     from rich.table import Table
 
+    from polyphily.cli import terminal
     from polyphily.report.words import percent, span
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("run", "attacker sees"):
-        table.add_column(title)
-    for title in ("AUC", "accuracy", "chance", "by client", "either way", "chance"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for i, row in enumerate(rows):
-        aucs = [client and client["auc"] for client in row["clients"]]
-        table.add_row(
-            row["run"] if i == 0 or rows[i - 1]["folder"] != row["folder"] else "",
-            row["sees"],
-            percent(row["auc"], 1),
-            percent(row["accuracy"], 1),
-            percent(row["chance"], 1),
-            span(aucs),
-            percent(row["auc_either_way"], 1),
-            percent(row["chance_either_way"], 1),
-        )
-    terminal.out.print("[bold]Link inference[/bold], in %, mean over clients")
-    terminal.out.print(table)
+    terminal.out.print("[bold]Link inference[/bold], in %, mean over clients; chance is 50")
+    for entry in audited:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("attacker sees")
+        for title in ("AUC", "by client", "accuracy", "either way", "chance"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in entry["rows"]:
+            table.add_row(
+                escape(row["sees"]),
+                percent(row["auc"], 1),
+                span([client and client["auc"] for client in row["clients"]]),
+                percent(row["accuracy"], 1),
+                percent(row["auc_either_way"], 1),
+                percent(row["chance_either_way"], 1),
+            )
+        terminal.out.print(f"\n[bold]{escape(entry['run'])}[/bold]")
+        terminal.out.print(table)
+        if tried := [row["tried"] for row in entry["rows"] if row["at_chance"]]:
+            terminal.out.print(f"at chance: tried {escape('; '.join(tried))}")
+        if entry["unread"]:
+            names = escape(", ".join(entry["unread"]))
+            terminal.out.print(f"not attacked, as no scores of pairs follow: {names}")
     terminal.out.print(
-        "[dim]–: nothing is shared. The attacker sees features: no model at all; model: features "
-        "and the parameters that were sent; representations: the output of that model on the "
-        "client's graph, which is never sent. Either way: the larger of AUC and 100 - AUC, for an "
-        "attacker who knows at which clients unlike nodes are joined; chance is its value if the "
-        "scores say nothing.[/dim]"
+        "\n[dim]–: nothing is shared. The attacker knows the nodes' features and train labels. "
+        "The rows features and labels use no message. Representations, and all that is on the "
+        "client's own graph, are never sent: they say what could be learned at most. Either way: "
+        "the larger of AUC and 100 - AUC, for an attacker who knows at which clients unlike nodes "
+        "are joined; chance is its value if the scores say nothing.[/dim]"
     )

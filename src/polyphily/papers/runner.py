@@ -16,8 +16,9 @@ import torch
 from polyphily.core.cohort import Cohort
 from polyphily.core.method import VIEW_OF, create
 from polyphily.core.settings import from_mapping
-from polyphily.graphs.loading import Federation, load
-from polyphily.papers.plan import Job, Order
+from polyphily.graphs.loading import Federation
+from polyphily.graphs.prepared import load_prepared
+from polyphily.papers.plan import DEFAULT, Job, Order, key_of
 from polyphily.papers.tables import SECONDS
 from polyphily.runs.folder import CONFIG, SUMMARY, RunFolder, safe_name, write_text
 from polyphily.runs.run import Execution
@@ -33,7 +34,19 @@ TrainTogether = Callable[[Together], object]
 
 
 def folder_of(out: Path, table: str, job: Job) -> Path:
-    return out / safe_name(table) / safe_name(job.figure.cell) / safe_name(job.figure.method)
+    """Return the run folder of a job: table, cell, and row with its form."""
+    form = "" if job.form == DEFAULT else f".{job.form}"
+    name = safe_name(job.entry.method) + form
+    return out / safe_name(table) / safe_name(job.entry.cell) / name
+
+
+def finished_runs(out: Path) -> dict[str, Path]:
+    """Return the folders of all finished runs of tables, by request: tables share some of them."""
+    found = {}
+    for file in sorted(out.glob(f"*/*/*/{REQUEST}")):
+        if (file.parent / SUMMARY).exists():
+            found[key_of(json.loads(file.read_text(encoding="utf-8")))] = file.parent
+    return found
 
 
 def run(job: Order, folder: Path, train: Train) -> dict[str, Any]:
@@ -87,7 +100,7 @@ def _prepare(job: Order, folder: Path, cohort: Cohort | None = None) -> tuple[Ex
 
 def _execution(job: Order, folder: Path, cohort: Cohort | None = None) -> Execution:
     began = time.perf_counter()
-    federations = _federations(json.dumps(job.data), job.seeds)
+    federations = federations_of(job)
     return Execution(
         create(job.method, job.hyperparameters),
         federations,
@@ -98,9 +111,14 @@ def _execution(job: Order, folder: Path, cohort: Cohort | None = None) -> Execut
     )
 
 
+def federations_of(job: Order) -> list[Federation]:
+    """Load the data of a job, a federation for each seed."""
+    return _federations(json.dumps(job.data), job.seeds, job.partitions)
+
+
 @lru_cache(maxsize=1)  # consecutive jobs often share their data
-def _federations(data: str, seeds: tuple[int, ...]) -> list[Federation]:
-    return [load(**json.loads(data), seed=seed) for seed in seeds]
+def _federations(data: str, seeds: tuple[int, ...], partitions: Path | None) -> list[Federation]:
+    return [load_prepared(partitions, **json.loads(data), seed=seed) for seed in seeds]
 
 
 def _is_for(folder: Path, job: Order) -> bool:
@@ -130,10 +148,51 @@ def outcome(job: Job, summary: Mapping[str, Any]) -> tuple[float | None, float |
     protocol = job.protocol
     if protocol.metric == SECONDS:  # a round trains all seeds at once
         return summary["seconds_per_round_median"] / len(job.seeds), None
-    view = VIEW_OF[summary["evaluated"]] if protocol.view == "own" else protocol.view
-    scores = summary["views"][view][protocol.moment]["test"]
+    scores = summary["views"][_view(job, summary)][protocol.moment]["test"]
     name = protocol.metric + ("_client_mean" if protocol.over == "clients" else "")
     return _percent(scores.get(name)), _percent(scores.get(f"{name}_std"))
+
+
+def remark(job: Job, summary: Mapping[str, Any]) -> str | None:
+    """Return what a reader must know of a score; None if there is nothing.
+
+    That is the device of seconds; for other scores the method's own remarks on the run, and
+    whether the score comes from its warm-up.
+    """
+    if job.protocol.metric == SECONDS:
+        return f"measured on {summary['device']}"
+    parts = [*summary.get("remarks", []), _warm_up(job, summary)]
+    return "; ".join(filter(None, parts)) or None
+
+
+def _warm_up(job: Job, summary: Mapping[str, Any]) -> str | None:
+    """Return whether a score comes from rounds in which the method trains as its baseline does."""
+    before = create(job.method, job.hyperparameters).rounds_before_it_acts()
+    if before == 0:
+        return None
+    start = f"its terms start after round {before}"
+    if summary["rounds"] <= before:
+        return f"has not begun: {start}"
+    runs = summary.get("per_seed", [summary])
+    view = _view(job, summary)
+    inside = sum(
+        _scored_round(job, run["views"][view], summary["rounds"]) <= before for run in runs
+    )
+    seeds = f" in {inside} of {len(runs)} seeds" if len(runs) > 1 else ""
+    return f"scored in the warm-up{seeds}: {start}" if inside else None
+
+
+def _scored_round(job: Job, view: Mapping[str, Any], rounds: int) -> int:
+    """Return the round that is scored: the first of the last five, the last of clients' own."""
+    if job.protocol.moment == "best_val":
+        best: int | list[int] = view["best_val"]["round"]
+        return max(best) if isinstance(best, list) else best
+    return max(1, rounds - 4) if job.protocol.moment == "last5" else rounds
+
+
+def _view(job: Job, summary: Mapping[str, Any]) -> str:
+    own = VIEW_OF[summary["evaluated"]]
+    return own if job.protocol.view == "own" else job.protocol.view
 
 
 def _percent(value: float | None) -> float | None:

@@ -1,11 +1,11 @@
-"""The papers' tables as data: protocols and published figures, one `<paper>.toml` for each paper.
+"""The papers' tables as data: protocols and published numbers, one `<paper>.toml` for each paper.
 
 A file has these parts:
 
 - `[protocol]`: the protocol of all tables. A table can change it, also for single datasets.
 - `[rows]`: the method and hyperparameters of each printed row. A row that is missing here is the
   method of the same name.
-- `[marks]`: explanations of flaws in how published figures were obtained, which our runs avoid.
+- `[marks]`: explanations of flaws in how published numbers were obtained, which our runs avoid.
 - `[[tables]]`: the tables.
 """
 
@@ -39,7 +39,7 @@ MEANS = {"clients": "plain mean over clients", "nodes": "mean over clients by th
 
 @dataclass(frozen=True)
 class Protocol:
-    """The way in which the figures of a table are obtained.
+    """The way in which the numbers of a table are obtained.
 
     Attributes:
         metric: the score that is reported.
@@ -51,7 +51,7 @@ class Protocol:
         normalize: argument of `load`.
         clients: the number of clients, if the paper does not say.
         settings: arguments of `Settings`.
-        marks: flaws of all figures of the table, keys of `Paper.marks`.
+        marks: flaws of all numbers of the table, keys of `Paper.marks`.
         notes: what the paper leaves open or contradicts, and what we do.
     """
 
@@ -76,7 +76,7 @@ class Variant:
         method: the name of a method, whether this library has it or not.
         set: hyperparameters that differ from the defaults.
         published: whether settings and hyperparameters are those of `<method>_settings.toml`.
-        marks: flaws of the row's figures, in addition to the table's.
+        marks: flaws of the row's numbers, in addition to the table's.
     """
 
     method: str
@@ -86,8 +86,8 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One published figure, or a place where one should be (`mean` is None).
+class Entry:
+    """One published number, or a place where one should be (`mean` is None).
 
     Attributes:
         dataset: the name of the dataset in this library, or "average".
@@ -110,7 +110,7 @@ class Figure:
 
     @property
     def cell(self) -> str:
-        """The cell of the figure: dataset, partition and number of clients."""
+        """The cell of the entry: dataset, partition and number of clients."""
         return f"{self.dataset} {self.partition} {self.clients or ''}".strip()
 
 
@@ -122,15 +122,15 @@ class Table:
         name: the printed number of the table.
         title: what the table shows.
         digits: the number of printed decimals.
-        figures: all figures, in printed order.
-        common: the entries of the protocol.
-        datasets: entries that differ, by dataset.
+        entries: all published numbers, in printed order.
+        common: the protocol.
+        datasets: what differs in it, by dataset.
     """
 
     name: str
     title: str
     digits: int
-    figures: tuple[Figure, ...]
+    entries: tuple[Entry, ...]
     common: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
 
@@ -169,27 +169,27 @@ class Paper:
     def variant(self, row: str) -> Variant:
         return self.rows.get(row) or Variant(row)
 
-    def marks_of(self, table: Table, figure: Figure) -> list[str]:
-        """Return the marks of a figure: those of its table, its dataset and its row."""
-        if AVERAGE in (figure.dataset, figure.method):
+    def marks_of(self, table: Table, entry: Entry) -> list[str]:
+        """Return the marks of an entry: those of its table, its dataset and its row."""
+        if AVERAGE in (entry.dataset, entry.method):
             return []
-        shared = table.protocol_of(figure.dataset).marks
-        return list(dict.fromkeys([*shared, *self.variant(figure.method).marks]))
+        shared = table.protocol_of(entry.dataset).marks
+        return list(dict.fromkeys([*shared, *self.variant(entry.method).marks]))
 
 
 @cache
 def paper(name: str) -> Paper:
     """Return a paper by the name of its method.
 
-    >>> paper("s2fgl").table("1").figures[0].mean
+    >>> paper("s2fgl").table("1").entries[0].mean
     81.9
     """
     if name.lower() not in PAPERS:
         raise unknown("paper", name, PAPERS)
     file = resources.files("polyphily.papers").joinpath(f"{name.lower()}.toml")
     data = tomllib.loads(file.read_text(encoding="utf-8"))
-    tables = [_table(entry, data["protocol"]) for entry in data["tables"]]
-    rows = {row: Variant(**_frozen(entry)) for row, entry in data.get("rows", {}).items()}
+    tables = [_table(each, data["protocol"]) for each in data["tables"]]
+    rows = {row: Variant(**_frozen(each)) for row, each in data.get("rows", {}).items()}
     return Paper(
         name=data["paper"],
         cite=data["cite"],
@@ -199,22 +199,22 @@ def paper(name: str) -> Paper:
     )
 
 
-def _table(entry: Mapping[str, Any], common: Mapping[str, Any]) -> Table:
+def _table(data: Mapping[str, Any], common: Mapping[str, Any]) -> Table:
     return Table(
-        name=entry["name"],
-        title=entry["title"],
-        digits=entry["digits"],
-        figures=tuple(_figure(row) for row in entry["figures"]),
-        common=_merge(common, entry.get("protocol", {})),
-        datasets=entry.get("datasets", {}),
+        name=data["name"],
+        title=data["title"],
+        digits=data["digits"],
+        entries=tuple(_entry(row) for row in data["entries"]),
+        common=_merge(common, data.get("protocol", {})),
+        datasets=data.get("datasets", {}),
     )
 
 
-def _figure(row: list[Any]) -> Figure:
+def _entry(row: list[Any]) -> Entry:
     """Parse a row of dataset, partition, clients, method, mean, std, note; "" stands for None."""
     dataset, partition, clients, method, *rest = row
     mean, std, note = [*rest, "", "", ""][:3]
-    return Figure(
+    return Entry(
         dataset,
         partition,
         None if clients == "" else clients,
