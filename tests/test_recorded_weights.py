@@ -41,14 +41,18 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold, option II": ("scaffold", {"option": "II", "optimizer": "sgd", "lr": 0.1}),
     "fedspa": ("fedspa", {}),
     "fedspa, paper": ("fedspa", {"paper": True}),
+    "fedspa, code": ("fedspa", {"code": True}),
     "fedgsp": ("fedgsp", {}),
     "fedgsp, paper": ("fedgsp", {"paper": True}),
+    "fedgsp, code": ("fedgsp", {"code": True}),
     "fedhero": ("fedhero", {}),
     "fedhero, paper": ("fedhero", {"paper": True}),
     "s2fgl": ("s2fgl", {"warm_up": 1, "ramp": 1}),
     "s2fgl, paper": ("s2fgl", {"paper": True}),
+    "s2fgl, code": ("s2fgl", {"code": True}),
     "fedath": ("fedath", {}),
     "fedath, paper": ("fedath", {"paper": True}),
+    "fedath, code": ("fedath", {"code": True}),
 }
 SOME = ("fedavg", "fedper", "scaffold", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
 Prints = dict[str, dict[str, list[float]]]
