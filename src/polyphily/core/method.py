@@ -135,6 +135,10 @@ class Method:
         """Return what of a round's number the clients look at; rounds of one phase do the same."""
         return None
 
+    def stage(self, round_index: int) -> str:
+        """Return the name of the stage that a round belongs to, for people; "" if there is one."""
+        return ""
+
     def needs_whole_graph(self) -> str | None:
         """Return why a step needs every node of a client at once; None if samples will do."""
         return None
