@@ -127,6 +127,9 @@ MISTAKES = {
     "seeds": (["run", "fedavg", *QUICK, "--seeds", "a"], ["seeds: 'a'"]),
     "no seeds": (["run", "fedavg", *QUICK, "--seeds", ""], ["seeds: ''"]),
     "same seeds": (["run", "fedavg", *QUICK, "--seeds", "1,1"], ["different"]),
+    "seeds twice": (["run", "fedavg", *QUICK, "--seeds", "0-2,1"], ["different"]),
+    "a range to nowhere": (["run", "fedavg", *QUICK, "--seeds", "0-x"], ["0,1,2 or 0-4"]),
+    "a negative seed": (["run", "fedavg", *QUICK, "--seeds", "-1"], ["0 or more"]),
     "normalize": (["run", "fedavg", *QUICK, "--normalize", "rows"], ["'row'?"]),
     "no config": (["run", "fedavg", "--config", "no.toml"], ["no configuration file no.toml"]),
     "folder": (["run", "fedavg", "--config", "."], ["cannot read ."]),
@@ -647,3 +650,9 @@ def test_without_a_report_nothing_is_recorded_for_one(
     assert cli("run", "fedavg", *QUICK, "--no-report", "--out", "run").status == 0
     assert "polyphily.report.evidence" not in sys.modules
     assert not (tmp_path / "run" / "collaboration.jsonl").exists()
+
+
+def test_seeds_may_be_a_range() -> None:
+    from polyphily.cli.options import gather
+
+    assert gather(None, {"seeds": "0-2,5"}, [], None).seeds == [0, 1, 2, 5]

@@ -222,3 +222,14 @@ def test_an_option_that_changes_nothing_is_refused(capsys: pytest.CaptureFixture
     assert call("sweep", "fedprox", "s2fgl", *grid, "--set", "nlir=off") == 2
     assert "'lambda1' has no effect here" in capsys.readouterr().err
     assert call("sweep", "s2fgl", *grid, "--vary", "nlir=on,off", "--set", "warm_up=0") == 0
+
+
+def test_validation_chooses_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("sweep", "fedavg", "--vary", "lr=0.001,0.1", *TINY, "--out", "s") == 0
+    said = capsys.readouterr().out
+    assert "the row that validation chooses" in said
+    summaries = [json.loads(p.read_text(encoding="utf-8")) for p in Path("s").rglob("summary.json")]
+    for summary in summaries:
+        best = summary["best_val"]
+        assert f"{100 * best['val']['accuracy']:.2f}" in said
+        assert f"{100 * best['test']['accuracy']:.2f}" in said

@@ -718,9 +718,29 @@ def test_a_best_round_in_the_warm_up_is_said(tmp_path: Path) -> None:
     assert short["warm_up"]["rounds"] == 5
     assert short["warm_up"]["best_round_within"]
     assert "has not begun: it trains as its baseline does in rounds 1 to 5" in short["notes"][-1]
-    longer = polyphily.run("s2fgl", federation, backbone="gcn", rounds=6, warm_up=5, lr=1e-9).summary
+    still = {"backbone": "gcn", "rounds": 6, "warm_up": 5, "lr": 1e-9}
+    longer = polyphily.run("s2fgl", federation, **still).summary
     assert longer["best_val"]["round"] == 1
     assert "the best round lies in the warm-up" in longer["notes"][-1]
     begun = polyphily.run("s2fgl", federation, backbone="gcn", rounds=3, warm_up=0).summary
     assert begun["warm_up"]["rounds"] == 1
     assert "warm_up" not in polyphily.run("fedavg", federation, rounds=2).summary
+
+
+def test_stages_are_named_and_counted(tmp_path: Path) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Staged(FedAvg):
+        name = "staged"
+
+        def stage(self, round_index: int) -> str:
+            return "first" if round_index < 2 else "second"
+
+    federation = polyphily.load("csbm:nodes=40", clients=2, split="0.6,0.2,0.2")
+    result = polyphily.run(Staged(), federation, rounds=5, out=tmp_path / "run")
+    stages = result.summary["stages"]
+    assert [(stage["name"], stage["rounds"]) for stage in stages] == [("first", 2), ("second", 3)]
+    per_round = result.summary["bytes_up_per_round"]
+    assert [stage["bytes_up"] for stage in stages] == [2 * per_round, 3 * per_round]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["stage"] for line in lines] == ["first"] * 2 + ["second"] * 3
+    assert "stages" not in polyphily.run("fedavg", federation, rounds=2).summary

@@ -24,7 +24,7 @@ DATA: dict[str, tuple[type, str]] = {
     "partition": (str, "How one graph is divided among clients, or a partition file (.npz)."),
     "clients": (int, "Number of clients; the dataset's usual number unless given."),
     "split": (str, "Train, val and test: 0.6,0.2,0.2 (add :client or :global), 5-fold, or own."),
-    "seeds": (str, "Seeds of partition, split and weights, trained side by side: 0,1,2."),
+    "seeds": (str, "Seeds of partition, split and weights, trained side by side: 0,1,2 or 0-4."),
     "normalize": (str, "Normalisation of features: none, row or standard."),
     "noise": (str, "Noise in the graphs: edges=0.1, features=0.1, labels=0.1, or several."),
 }
@@ -191,13 +191,23 @@ def _assignment(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
+def _range(text: str) -> range:
+    """Parse a number, or the numbers from one to another: `3` or `0-4`."""
+    first, dash, last = text.strip().partition("-")
+    if not dash or not first:  # a negative number is refused later
+        return range(int(text), int(text) + 1)
+    return range(int(first), int(last) + 1)
+
+
 def _seeds(value: Any) -> list[int]:
-    """Parse one or several seeds: `3`, `"0,1,2"` or `[0, 1, 2]`."""
+    """Parse one or several seeds: `3`, `"0,1,2"`, `"0-4"` or `[0, 1, 2]`."""
     parts = value if isinstance(value, list) else str(value).split(",")
     try:
-        seeds = [int(str(part)) for part in parts]
+        seeds = [seed for part in parts for seed in _range(str(part))]
     except ValueError:
-        raise UserError(f"seeds: '{value}' is not a list of whole numbers such as 0,1,2") from None
+        raise UserError(
+            f"seeds: '{value}' is not a list of whole numbers such as 0,1,2 or 0-4"
+        ) from None
     if len(set(seeds)) < len(seeds) or min(seeds, default=-1) < 0:
         raise UserError(f"seeds: '{value}' must be different numbers, 0 or more")
     return seeds

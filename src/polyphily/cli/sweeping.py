@@ -275,6 +275,7 @@ def _outcome(run: Run) -> dict[str, Any]:
     return {
         "config": {k: v for k, v in run.config.items() if k != "method"},
         "metric": run.metric,
+        "val": run.validation,
         "test": run.score,
         "test_std": run.spread,
         "client_mean": run.test.get(f"{run.metric}_client_mean"),
@@ -293,20 +294,22 @@ def _table(found: Sequence[Run], at: Sequence[Point], axes: Sequence[str]) -> No
     for name in axes:
         table.add_column(name.replace("_", "-"))
     table.add_column("method")
-    for name in ("test", "client mean", "ms/round"):
+    for name in ("validation", "test", "client mean", "ms/round"):
         table.add_column(name, justify="right", no_wrap=True)
-    best = max((run.score or 0 for run in found), default=0)
+    best = max(run.validation or 0 for run in found)
     for run, point in zip(found, at, strict=True):
         spread = f" ± {percent(run.spread)}" if run.spread is not None else ""
         table.add_row(
             *[point.get(name, "–") for name in axes],
             run.method,
+            percent(run.validation),
             percent(run.score) + spread + WARM_UP * in_warm_up(run.summary),
             percent(run.test.get(f"{run.metric}_client_mean")),
             f"{1000 * run.summary['seconds_per_round_median']:.1f}",
-            style="bold" if run.score == best else "",
+            style="bold" if run.validation == best else "",
         )
     terminal.out.print()
-    terminal.out.print(f"[bold]Test {found[0].metric} in %[/bold], at the best validation round")
+    terminal.out.print(f"[bold]{found[0].metric} in %[/bold], at the best validation round")
     terminal.out.print(table)
+    terminal.out.print("[dim]bold: the row that validation chooses[/dim]")
     terminal.closing_notes([run.summary for run in found])

@@ -58,7 +58,8 @@ def live(
         def report(record: dict[str, Any]) -> None:
             score = record.get(view, {}).get("val", {}).get(metric)
             if score is not None:
-                progress.update(task, score=f"val {metric} {percent(score, 1)}")
+                known = f"val {metric} {percent(score, 1)}"
+                progress.update(task, score=" ".join(filter(None, (record.get("stage"), known))))
             progress.update(task, completed=record["round"])
 
         yield report
@@ -132,6 +133,11 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
         f"{size(summary['bytes_up_per_round'])} up and "
         f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
     )
+    for stage in summary.get("stages", []):
+        out.print(
+            f"[dim]stage {stage['name']}: {stage['rounds']} rounds, {stage['seconds']:.1f} s, "
+            f"{size(stage['bytes_up'])} up, {size(stage['bytes_down'])} down[/dim]"
+        )
     closing_notes([summary])
     if sampling := summary.get("sampling"):
         drawn = " and ".join(str(number or "all") for number in sampling["neighbours"])

@@ -27,7 +27,7 @@ from polyphily.flower.plan import Plan
 from polyphily.flower.wire import CLOSE, FINISH, HEADER, PREPARE, WireError
 from polyphily.privacy.differential import account, guard_of, spent
 from polyphily.runs.folder import RunFolder
-from polyphily.runs.summary import RunFacts, model_facts, summarise
+from polyphily.runs.summary import RunFacts, model_facts, stage_of, summarise
 from polyphily.runtime.tracker import FloatArray, make_tracker
 
 
@@ -138,6 +138,7 @@ class Coordinator:
         self.tracker.update("trained", trained, number)
         self.pending = {
             "round": number,
+            **stage_of(self.method, number),
             "seconds": time.perf_counter() - began,
             "seconds_evaluation": 0.0,
             "loss": _mean(reports[site].loss for site in sites if site in reports),

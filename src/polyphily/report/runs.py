@@ -101,6 +101,12 @@ class Run:
         return value
 
     @property
+    def validation(self) -> float | None:
+        """Validation score at the best validation round, in the method's own view."""
+        value: float | None = self.summary["best_val"]["val"].get(self.metric)
+        return value
+
+    @property
     def spread(self) -> float | None:
         """Standard deviation over seeds; None for a single seed."""
         value: float | None = self.test.get(f"{self.metric}_std")

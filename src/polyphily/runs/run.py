@@ -32,7 +32,7 @@ from polyphily.errors import TrainingError, UserError, unknown
 from polyphily.graphs.loading import Federation
 from polyphily.privacy.differential import account, check_privacy, spent
 from polyphily.runs.folder import CONFIG, RunFolder
-from polyphily.runs.summary import RunFacts, model_facts, record_of, summarise
+from polyphily.runs.summary import RunFacts, model_facts, record_of, stage_of, summarise
 from polyphily.runtime.machine import check_device, matmul_precision, threads
 from polyphily.runtime.network import complete
 from polyphily.runtime.tracker import Tracker, make_tracker
@@ -334,7 +334,8 @@ class Execution:
         if last or self.simulation.round % self.settings.evaluate_every == 0:
             self._score()
         spans = {"seconds": report.seconds, "seconds_evaluation": time.perf_counter() - began}
-        return record_of({"round": report.round, **spans}, self._outcomes(report))
+        head = {"round": report.round, **stage_of(self.method, report.round), **spans}
+        return record_of(head, self._outcomes(report))
 
     def _score(self) -> None:
         simulation = self.simulation

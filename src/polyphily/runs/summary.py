@@ -97,6 +97,7 @@ def summarise(
         "peak_memory_mb": peak_memory_mb(),
         "bytes_up_per_round": median("bytes_up"),
         "bytes_down_per_round": median("bytes_down"),
+        **({"stages": stages} if (stages := _stages(records)) else {}),
         "refused_updates": sum(refused),
         **facts.privacy,
         **({"warm_up": warm_up} if warm_up else {}),
@@ -147,6 +148,25 @@ def _shortcuts(settings: Settings) -> dict[str, Any]:
     drawn = chosen and {"neighbours": list(chosen.fanouts), "train_nodes": chosen.batch or None}
     exact = settings.precision if settings.dtype == "float32" else settings.dtype
     return {"precision": exact, "sampling": drawn}
+
+
+def stage_of(method: Method, round_: int) -> dict[str, str]:
+    """Return the entry of a round's record that names its stage; none if a method has one only."""
+    name = method.stage(round_ - 1)
+    return {"stage": name} if name else {}
+
+
+def _stages(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what each stage of a run took, in order; nothing if it has one only."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if "stage" in record:
+            empty = {"name": record["stage"], "rounds": 0, "seconds": 0.0}
+            stage = found.setdefault(record["stage"], {**empty, "bytes_up": 0, "bytes_down": 0})
+            stage["rounds"] += 1
+            for name in ("seconds", "bytes_up", "bytes_down"):
+                stage[name] += record[name]
+    return list(found.values())
 
 
 def record_of(round_: Mapping[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

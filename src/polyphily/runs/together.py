@@ -129,12 +129,11 @@ class Together:
 
     def _shares(self, record: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """Return the record of a round for each run that is not over."""
+        shared: dict[str, Any] = {n: record[n] for n in ("round", "stage") if n in record}
         spans = {n: record[n] / len(self._going) for n in ("seconds", "seconds_evaluation")}
         outcomes = record["per_seed"]
         return {
-            run: record_of(
-                {"round": record["round"], **spans}, [outcomes[s] for s in self.places(run)]
-            )
+            run: record_of({**shared, **spans}, [outcomes[s] for s in self.places(run)])
             for run in self._going
         }
 
