@@ -15,6 +15,7 @@ HOOKS = {name for name, value in vars(Method).items() if callable(value) and nam
 HOOKS -= {"hyperparameters", "paper_form", "reason_against_sums", "supported_backbones"}
 SHARED = {
     "receive",
+    "remarks",
     "aggregate",
     "download",
     "downloads",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import importlib
 import inspect
+import io
 import json
 import os
 import pickle
@@ -22,21 +24,24 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
+import scipy.io
 import scipy.sparse as sp
 
 from polyphily.errors import UserError
 from polyphily.graphs.csbm import sample_federation
-from polyphily.graphs.datasets import DATASETS, data_root, is_present, read
+from polyphily.graphs.datasets import DATASETS, data_root, fetch, is_present, read
 from polyphily.graphs.datasets.fraud import following, nearest, standardise
 from polyphily.graphs.datasets.reading import parse_dataset, without_twins
-from polyphily.graphs.graph import Collection, Features, Graph, Masks, canonical_edges
+from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, Masks, canonical_edges
 
 REAL = (
     *("cora", "citeseer", "pubmed", "coauthor-cs", "coauthor-physics", "amazon-photo"),
     *("amazon-computers", "minesweeper", "tolokers", "cornell", "texas", "wisconsin", "actor"),
     *("chameleon", "squirrel", "syn-cora", "twitch"),
+    *("reed98", "amherst41", "johnshopkins55", "cornell5", "facebook100"),
 )
 DENSE = ("minesweeper", "tolokers")
+ROLES = ("train", "val", "test")
 
 
 def dense(features: Features) -> npt.NDArray[np.float32]:
@@ -62,7 +67,8 @@ def copy_raw(name: str, source: Path, target: Path) -> None:
 
 def test_every_dataset_is_described() -> None:
     absent_here = ("wikics", "ogbn-arxiv", "arxiv-year", "roman-empire", "amazon-ratings")
-    others = ("questions", "flickr", "credit", "ieee-fraud", "csbm")
+    others = ("questions", "flickr", "credit", "ieee-fraud", "csbm", "penn94", "genius")
+    others += ("chameleon-filtered", "squirrel-filtered")
     assert set(DATASETS) == {*REAL, *absent_here, *others}
     for name, info in DATASETS.items():
         assert info.name == name
@@ -152,7 +158,8 @@ def test_known_statistics(name: str, real_data: Path) -> None:
     assert sum(graph.num_edges for graph in graphs) == info.edges
     assert {graph.num_features for graph in graphs} == {info.features}
     assert len(collection.classes) == info.classes
-    assert set(np.concatenate([graph.labels for graph in graphs])) == set(range(info.classes))
+    labels = set(np.concatenate([graph.labels for graph in graphs])) - {UNLABELLED}
+    assert labels == set(range(info.classes))
     assert collection.natural == info.natural
     for graph in graphs:
         assert sp.issparse(graph.features) == (name not in DENSE)
@@ -288,7 +295,7 @@ def test_files_are_where_torch_geometric_puts_them(tmp_path: Path) -> None:
     checked = 0
     for info in DATASETS.values():
         for part in info.parts.values():
-            if part.getter in ("", "ogb"):
+            if part.getter in ("", "ogb", "https", "linkx"):
                 continue
             kind = type("Idle", (getattr(datasets, part.getter),), idle)
             dataset = kind(str(tmp_path / part.getter), **part.arguments)
@@ -309,7 +316,11 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
-    "name", ["cora", "pubmed:split=geom-gcn", "texas", "coauthor-cs", "twitch"]
+    "name",
+    [
+        *("cora", "pubmed:split=geom-gcn", "texas", "coauthor-cs", "twitch"),
+        *("reed98", "facebook100", "genius", "squirrel-filtered"),
+    ],
 )
 def test_without_network_the_message_says_what_belongs_where(name: str, tmp_path: Path) -> None:
     root = tmp_path / "data"
@@ -387,6 +398,87 @@ def test_a_broken_download_leaves_nothing_behind(
 
     photo_download(monkeypatch, tiny_npz)
     assert read("amazon-photo", root=tmp_path).graphs[0].num_nodes == 2
+
+
+# Facebook100, genius and filtered graphs
+
+
+def university(path: Path, users: list[list[int]]) -> None:
+    """Write a university in which the first user knows all others."""
+    links = np.zeros((len(users), len(users)))
+    links[0, 1:] = links[1:, 0] = 1
+    path.parent.mkdir(parents=True)
+    scipy.io.savemat(path, {"A": sp.csc_matrix(links), "local_info": np.array(users, np.uint16)})
+
+
+def test_universities_share_a_vocabulary(tmp_path: Path) -> None:
+    # status, gender, major, second major, dorm, year, high school
+    users = {
+        "reed98": [[1, 2, 7, 0, 3, 2005, 9], [1, 0, 8, 0, 3, 2006, 9]],
+        "amherst41": [[2, 1, 7, 4, 5, 2005, 0], [1, 1, 7, 0, 5, 2005, 9], [1, 2, 8, 0, 3, 0, 9]],
+        "johnshopkins55": [[1, 1, 7, 0, 3, 2005, 9]],
+        "cornell5": [[1, 2, 7, 0, 3, 2005, 9]],
+    }
+    for name, table in users.items():
+        university(tmp_path / f"LINKXDataset/{name}/raw/data.mat", table)
+    graphs = {graph.name: graph for graph in read("facebook100", root=tmp_path).graphs}
+    assert list(graphs) == list(users)
+    words = sorted(
+        {
+            (column, user[column])
+            for table in users.values()
+            for user in table
+            for column in (0, 2, 3, 4, 5, 6)
+        }
+    )
+    for name, table in users.items():
+        wanted = [
+            [float(user[column] == value) for column, value in words]  # in the order of columns
+            for user in table
+        ]
+        assert dense(graphs[name].features).tolist() == wanted
+    assert graphs["reed98"].labels.tolist() == [1, UNLABELLED]
+    assert graphs["amherst41"].edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
+    (alone,) = read("reed98", root=tmp_path).graphs
+    assert alone.num_features == 1 + 2 + 1 + 1 + 2 + 1
+
+
+def test_genius(tmp_path: Path) -> None:
+    path = tmp_path / "LINKXDataset/genius/raw/data.mat"
+    path.parent.mkdir(parents=True)
+    table = {"edge_index": [[0, 1], [1, 2]], "node_feat": np.eye(3, 12), "label": [[0, 1, 0]]}
+    scipy.io.savemat(path, table)
+    (graph,) = read("genius", root=tmp_path).graphs
+    assert graph.labels.tolist() == [0, 1, 0]
+    assert graph.edges.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert dense(graph.features).tolist() == np.eye(3, 12).tolist()
+
+
+def test_a_file_at_a_fixed_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    masks = {f"{role}_masks": np.eye(3, dtype=bool)[i : i + 1] for i, role in enumerate(ROLES)}
+    links = np.array([[0, 1], [1, 2]])
+    np.savez(buffer, node_features=np.eye(3), edges=links, node_labels=np.arange(3), **masks)
+    asked: list[str] = []
+
+    def answer(url: str) -> io.BytesIO:
+        asked.append(url)
+        return io.BytesIO(buffer.getvalue())
+
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    (graph,) = read("chameleon-filtered", root=tmp_path).graphs
+    assert graph.num_nodes == 3
+    assert len(graph.own_masks) == 1
+    assert all(url.startswith("https://") for url in asked)
+
+
+def test_a_download_that_is_another_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.mat"
+    path.write_bytes(b"something")
+    with pytest.raises(UserError, match="is not the published file"):
+        fetch._check_digest(path, "0" * 64)
+    fetch._check_digest(path, hashlib.sha256(b"something").hexdigest())
+    fetch._check_digest(path, None)
 
 
 def broken_edge(arrays: dict[str, Any]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import socket
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from polyphily.errors import PolyphilyError, UserError, missing_package
@@ -55,8 +58,21 @@ def _download(info: DatasetInfo, part: Part, root: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as folder, _time_limit():
         GETTERS.get(part.getter, _from_pyg)(info, part, Path(folder))
         for file in missing([part], root):
+            _check_digest(Path(folder) / file, part.sha256.get(file))
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(folder) / file, root / file)
+
+
+def _check_digest(file: Path, wanted: str | None) -> None:
+    """Raise a `UserError` if a file is not the one that was published."""
+    if wanted is None:
+        return
+    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    if found != wanted:
+        raise UserError(
+            f"the download of {file.name} is not the published file: its sha256 is {found}, "
+            f"{wanted} is wanted. Try again, or take the file from another network"
+        )
 
 
 def _by_hand(info: DatasetInfo, absent: list[str], root: Path) -> str:
@@ -92,7 +108,29 @@ def _from_ogb(info: DatasetInfo, part: Part, folder: Path) -> None:
     (folder / "arxiv").rename(folder / "ogbn_arxiv")
 
 
-GETTERS: Mapping[str, Callable[[DatasetInfo, Part, Path], None]] = {"ogb": _from_ogb}
+def _from_https(info: DatasetInfo, part: Part, folder: Path) -> None:
+    """Download one file from a fixed address."""
+    (file,) = part.files
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    with urllib.request.urlopen(str(part.arguments["url"])) as answer:  # https only, see registry
+        (folder / file).write_bytes(answer.read())
+
+
+def _from_linkx(info: DatasetInfo, part: Part, folder: Path) -> None:
+    """Download each graph of LINKX by its torch_geometric class."""
+    for file in part.files:
+        name = Path(file).parents[1].name
+        alone = replace(part, getter="LINKXDataset", arguments={"name": name})
+        _from_pyg(info, alone, folder / name)
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name / file).rename(folder / file)
+
+
+GETTERS: Mapping[str, Callable[[DatasetInfo, Part, Path], None]] = {
+    "ogb": _from_ogb,
+    "https": _from_https,
+    "linkx": _from_linkx,
+}
 
 
 @contextmanager

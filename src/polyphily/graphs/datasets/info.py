@@ -31,14 +31,18 @@ class Part:
 
     Attributes:
         files: paths relative to the data root.
-        getter: the class in `torch_geometric.datasets` that downloads them, or "ogb" for the ogb
-            package; empty if the user has to download them by hand.
-        arguments: arguments of the class beside its root, which is the folder of its own name.
+        getter: the class in `torch_geometric.datasets` that downloads them, "ogb" for the ogb
+            package, "linkx" for graphs of torch_geometric's LINKXDataset, or "https" for one file
+            at a fixed address; empty if the user has to download them by hand.
+        arguments: arguments of the class beside its root, which is the folder of its own name; for
+            "https" the `url`.
+        sha256: the digests of files that do not change, by path; a download is checked by them.
     """
 
     files: tuple[str, ...]
     getter: str = ""
     arguments: Mapping[str, str | bool] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

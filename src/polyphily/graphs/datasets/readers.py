@@ -23,6 +23,7 @@ from polyphily.graphs.datasets.assembly import (
     load_npz,
     read_table,
 )
+from polyphily.graphs.datasets.facebook import read_facebook, read_genius
 from polyphily.graphs.datasets.fraud import read_credit, read_ieee_fraud
 from polyphily.graphs.datasets.info import Request
 from polyphily.graphs.datasets.planetoid import read_planetoid
@@ -217,7 +218,9 @@ READERS: Mapping[str, Callable[[Request], Collection]] = {
     "arxiv-year": read_arxiv_year,
     "credit": read_credit,
     "csbm": read_csbm,
+    "facebook100": read_facebook,
     "flickr": read_flickr,
+    "genius": read_genius,
     "geom-gcn": read_geom_gcn,
     "heterophilous": read_heterophilous,
     "ieee-fraud": read_ieee_fraud,

@@ -2,8 +2,8 @@
 
 The numbers of nodes, edges and features are those of the graph that `read` returns: undirected,
 without self-loops and repeated edges. They were counted in the files, except for wikics,
-ogbn-arxiv, arxiv-year, roman-empire, amazon-ratings, questions, flickr, credit and ieee-fraud,
-where they follow from the published statistics.
+ogbn-arxiv, arxiv-year, roman-empire, amazon-ratings, questions, flickr, credit, ieee-fraud, penn94,
+genius, chameleon-filtered and squirrel-filtered, where they follow from the published statistics.
 """
 
 from __future__ import annotations
@@ -223,6 +223,77 @@ _SAME_PAGES = (
     "in the published files Cornell and Texas have identical features and labels; only their "
     "edges and splits differ"
 )
+_LIM = (
+    "Lim, Hohne, Li, et al.: Large Scale Learning on Non-Homophilous Graphs: New Benchmarks and "
+    "Strong Simple Methods, 2021"
+)
+_LINKX_SOURCE = "https://github.com/CUAI/Non-Homophily-Large-Scale/tree/master/data"
+_UNIVERSITIES: dict[str, tuple[str, _Statistics, str]] = {  # title, statistics, sha256 of the file
+    "reed98": (
+        "Reed",
+        (962, 18_812, 745, 2),
+        "d12ec74dc8c6e237385975b976c3709555a83629a1260be693fb688e3446070e",
+    ),
+    "amherst41": (
+        "Amherst",
+        (2_235, 90_954, 1_193, 2),
+        "3108e4b2edb01be05c5a61147583a40e61012820fff7eebe621dd26018caaf00",
+    ),
+    "johnshopkins55": (
+        "Johns Hopkins",
+        (5_180, 186_586, 2_406, 2),
+        "fc7243bf257155df03afbc397ab34b5f8eb8e75f40cd1603398e207a033ef50f",
+    ),
+    "cornell5": (
+        "Cornell University",
+        (18_660, 790_777, 4_735, 2),
+        "d9ff76ae34e855cb77b0779a3a320f7f73f848901cb13352e2734c17804c4aec",
+    ),
+    "penn94": ("University of Pennsylvania", (41_554, 1_362_229, 4_814, 2), ""),
+}
+
+
+def _university_files(*names: str) -> Part:
+    """Return the files of universities, where the torch_geometric class puts them."""
+    files = {name: f"LINKXDataset/{name}/raw/data.mat" for name in names}
+    known = {files[name]: _UNIVERSITIES[name][2] for name in names if _UNIVERSITIES[name][2]}
+    return Part(tuple(files.values()), "linkx", sha256=known)
+
+
+def _university(name: str) -> DatasetInfo:
+    title, statistics, _ = _UNIVERSITIES[name]
+    return DatasetInfo(
+        name,
+        f"Facebook100, {title}",
+        "heterophilic",
+        *statistics,
+        citation=_LIM,
+        source=_LINKX_SOURCE,
+        format="facebook100",
+        parts={"": _university_files(name)},
+        class_names=("1", "2"),
+    )
+
+
+def _filtered(name: str, title: str, statistics: _Statistics) -> DatasetInfo:
+    """Return a Wikipedia graph without twins, as Platonov et al. filtered it."""
+    file = f"{name.replace('-', '_')}.npz"
+    base = "https://raw.githubusercontent.com/yandex-research/heterophilous-graphs"
+    commit = "a431395582e929d88271309716bea4fe24ce6318"
+    return DatasetInfo(
+        name,
+        title,
+        "heterophilic",
+        *statistics,
+        citation=_PLATONOV,
+        source="https://github.com/yandex-research/heterophilous-graphs/tree/main/data",
+        format="heterophilous",
+        parts={
+            "": Part((f"filtered/{file}",), "https", {"url": f"{base}/{commit}/data/{file}"}),
+        },
+    )
+
+
 _COUNTRIES = ("DE", "EN", "ES", "FR", "PT", "RU")
 _LEVELS = tuple(i / 10 for i in range(11))
 
@@ -424,6 +495,42 @@ _ALL = (
         ),
         class_names=("genuine", "fraud"),
     ),
+    *(_university(name) for name in _UNIVERSITIES),
+    DatasetInfo(
+        "facebook100",
+        "Facebook100",
+        "heterophilic",
+        *(27_037, 1_087_129, 6_059, 2),
+        citation=_LIM,
+        source=_LINKX_SOURCE,
+        format="facebook100",
+        parts={
+            "four": _university_files(*[name for name in _UNIVERSITIES if name != "penn94"]),
+            "five": _university_files(*_UNIVERSITIES),
+        },
+        natural=True,
+        default_clients=4,
+        options=common_options(
+            universities="'four' (default): Reed, Amherst, Johns Hopkins, Cornell; 'five' adds "
+            "Pennsylvania"
+        ),
+        choice="universities",
+        default="four",
+        class_names=("1", "2"),
+    ),
+    DatasetInfo(
+        "genius",
+        "Genius",
+        "heterophilic",
+        *(421_961, 984_979, 12, 2),
+        citation=_LIM,
+        source=_LINKX_SOURCE,
+        format="genius",
+        parts={"": Part(("LINKXDataset/genius/raw/data.mat",), "linkx")},
+        metric="auc",
+    ),
+    _filtered("chameleon-filtered", "Chameleon, filtered", (890, 8_854, 2_325, 5)),
+    _filtered("squirrel-filtered", "Squirrel, filtered", (2_223, 46_998, 2_089, 5)),
     DatasetInfo(
         "csbm",
         "Contextual stochastic block model",
