@@ -178,6 +178,6 @@ def test_flower_and_two_ranks(form: str, tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     recorded = {data: {form: run(data, form) for form in FORMS} for data in LOADS}
-    for form in ("fedhero", "fedhero, paper", "s2fgl, paper"):
+    for form in ("fedhero", "fedhero, paper", "s2fgl, paper", "s2fgl, code"):
         recorded[CORA][f"{form}, sequential"] = run(CORA, form, engine="sequential")
     RECORD.write_text(json.dumps(recorded, indent=0) + "\n", encoding="utf-8")
