@@ -20,11 +20,11 @@ from polyphily.cli import main, reproducing, sheets
 from polyphily.core.method import create
 from polyphily.errors import UserError
 from polyphily.papers import contents, pages, plan, report, runner, tables
-from polyphily.papers.exhibits import Exhibit, Grid, Made, Wanted
-from polyphily.papers.formats import to_csv, to_latex, to_markdown
+from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.plan import Choice
 from polyphily.papers.report import Line, Result
 from polyphily.papers.tables import Entry, Paper
+from polyphily.report.grids import Grid, to_csv, to_latex, to_markdown
 from polyphily.runs.folder import CONFIG, METRICS, SUMMARY
 from polyphily.runs.run import Execution
 

@@ -16,6 +16,7 @@ from polyphily import __version__
 from polyphily.cli import (
     auditing,
     benching,
+    comparing,
     deploying,
     inspecting,
     listings,
@@ -38,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 training.add_to(app)
+comparing.add_to(app)
 listings.add_to(app)
 reproducing.add_to(app)
 deploying.add_to(app)

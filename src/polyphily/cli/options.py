@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -49,10 +49,11 @@ def _flag_type(kind: Any) -> type:
 
 
 def with_settings(
-    panel: str = "Training", *, data: bool = True
+    panel: str = "Training", *, data: bool = True, several: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting and, with `data`, for every entry of `DATA`.
 
+    Flags of `several` entries take text, which may hold several values, with commas between them.
     The command must take `**values`, which receives the flags that the user gave.
     """
 
@@ -67,6 +68,8 @@ def with_settings(
         flags: dict[str, tuple[type, typer.models.OptionInfo]] = {}
         for name, (kind, text) in DATA.items() if data else ():
             names = ["--seeds", "--seed"] if name == "seeds" else [f"--{name}"]
+            if name in several:
+                kind, text = str, f"{text} Several: with commas."
             flags[name] = (kind, typer.Option(None, *names, help=text, rich_help_panel="Data"))
         docs, kinds = attribute_docs(Settings), get_type_hints(Settings)
         for field in dataclasses.fields(Settings):

@@ -327,8 +327,8 @@ def _changes(task: Task) -> list[str]:
 
 def _write_exhibit(out: Path, exhibit: Exhibit, made: Made, data: Mapping[str, Any]) -> list[Path]:
     """Write drawings and numbers; return the files."""
-    from polyphily.papers.formats import to_csv
     from polyphily.report import figures
+    from polyphily.report.grids import to_csv
 
     stem = report.stem_of(exhibit.name)
     found = []

@@ -15,10 +15,9 @@ from rich.table import Table
 from polyphily.errors import UserError
 from polyphily.papers import report
 from polyphily.papers.contents import Item
-from polyphily.papers.exhibits import Grid
-from polyphily.papers.formats import is_right, text_of, to_csv, to_latex, to_markdown
 from polyphily.papers.plan import FORMS
 from polyphily.papers.tables import Paper
+from polyphily.report.grids import Grid, is_right, text_of, to_csv, to_latex, to_markdown
 
 SUFFIXES = (".md", ".csv", ".tex")
 LONG = 60  # rows of an exhibit that are printed

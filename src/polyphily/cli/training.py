@@ -1,4 +1,4 @@
-"""`polyphily run`, `compare` and `demo`."""
+"""`polyphily run`, and the training that other commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyphily.cli import options, ranks
-from polyphily.errors import UserError, unknown
+from polyphily.errors import UserError
 
 if TYPE_CHECKING:
     from polyphily.engines.simulation import Simulation
@@ -51,18 +51,10 @@ Track = Annotated[
 ]
 
 PAGE = "report.html"
-DEMO_DATA = {
-    "dataset": "csbm:homophily=0.5,gap=0.8,spread=even,nodes=400-800",
-    "clients": 10,
-    "split": "0.1,0.3,0.6",
-}
-DEMO_METHODS = ("local", "fedavg", "fedprox", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("run")(options.with_settings()(ranks.on_all_ranks(run)))
-    app.command("compare")(options.with_settings()(ranks.on_all_ranks(compare)))
-    app.command("demo")(ranks.on_all_ranks(demo))
 
 
 def run(
@@ -97,18 +89,18 @@ def run(
         request = options.gather(method, values, set_ or [], config)
         if request.method is None:
             raise UserError("which method? `polyphily methods` lists them: polyphily run fedavg")
-        federations, seconds = _load(request)
+        federations, seconds = load_all(request)
         name = request.method
         check_effects(create(name, request.hyperparameters), request.assigned)
         if tune:
             request = _tune(name, request, federations, tune)
-        execution, done = _prepare(name, request, federations, seconds, out), 0
+        execution, done = prepare(name, request, federations, seconds, out), 0
     terminal.notes(execution.federations[0].notes)
     summary = train(execution, done, track or (), report)
     if not execution.folder:  # the first rank has the folder and prints
         return
     pages = Pages(report)
-    pages.add(_with_all_clients(execution))
+    pages.add(with_all_clients(execution))
     page = pages.write(execution.folder.path / PAGE)
     if as_json:
         typer.echo(json.dumps(summary))
@@ -118,77 +110,7 @@ def run(
             terminal.print_line(f"report: {page}")
 
 
-def compare(
-    methods: Annotated[list[str], typer.Argument(help="The methods to compare, in order.")],
-    config: Config = None,
-    set_: Set = None,
-    out: Out = None,
-    as_json: AsJson = False,
-    report: Page = True,
-    track: Track = None,
-    **values: Any,
-) -> None:
-    """Train the same federation with several methods and print their scores side by side.
-
-    A hyperparameter given with --set is used for the methods that have it.
-    """
-    from polyphily.cli import terminal
-    from polyphily.cli.reporting import Pages
-    from polyphily.core.method import METHODS, check_effects, create, settable
-    from polyphily.core.sampling import check_sampling
-    from polyphily.core.settings import from_mapping
-    from polyphily.privacy.differential import check_privacy
-    from polyphily.runtime.network import complete
-
-    names = [METHODS.find(name).name for name in methods]
-    if len(set(names)) < len(names):
-        raise UserError("compare: a method is named twice")
-    request = options.gather(None, values, set_ or [], config)
-    known = {name: settable(name) for name in names}
-    for given in request.hyperparameters:
-        if not any(given in own for own in known.values()):
-            raise unknown("hyperparameter", given, set().union(*known.values()))
-    federations, seconds = _load(request)
-    settings, first = from_mapping(request.settings), federations[0]
-    requests = {}
-    for name in names:  # check all methods before the first one is trained
-        own = {k: v for k, v in request.hyperparameters.items() if k in known[name]}
-        requests[name] = replace(request, hyperparameters=own)
-        method = create(name, own)
-        check_effects(method, request.assigned & own.keys())
-        filled = complete(settings, method, first.kind, first.metric, dense=first.dense)
-        check_privacy(method, filled, len(first))
-        check_sampling(method, filled)
-    folder = ranks.leaders_folder(out or _new_folder("compare", first))
-    terminal.notes(first.notes)
-    summaries, pages = [], Pages(report)
-    for name in names:
-        execution = _prepare(name, requests[name], federations, seconds, folder / name)
-        summaries.append(train(execution, 0, track or (), report))
-        if execution.folder:
-            pages.add(_with_all_clients(execution))
-    if not execution.folder:  # the first rank has the folder and prints
-        return
-    page = pages.write(folder / PAGE)
-    if as_json:
-        typer.echo(json.dumps({summary["method"]: summary for summary in summaries}))
-    else:
-        terminal.comparison(summaries, folder)
-        if page:
-            terminal.print_line(f"report: {page}")
-
-
-def demo(
-    out: Out = None,
-    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 60,
-    as_json: AsJson = False,
-    report: Page = True,
-) -> None:
-    """Compare methods on ten synthetic clients with homophily from 0.1 to 0.9."""
-    compare(list(DEMO_METHODS), None, None, out, as_json, report, None, rounds=rounds, **DEMO_DATA)
-
-
-def _load(request: options.Request) -> tuple[list[Federation], float]:
+def load_all(request: options.Request) -> tuple[list[Federation], float]:
     """Load a federation for every seed; return also the seconds that it took."""
     from polyphily.graphs.loading import load
 
@@ -197,7 +119,7 @@ def _load(request: options.Request) -> tuple[list[Federation], float]:
     return federations, time.perf_counter() - began
 
 
-def _prepare(
+def prepare(
     method: str,
     request: options.Request,
     federations: list[Federation],
@@ -211,7 +133,7 @@ def _prepare(
     from polyphily.runs.run import Execution
 
     created = create(method, request.hyperparameters)
-    folder = ranks.leaders_folder(out or _new_folder(created.name, federations[0]))
+    folder = ranks.leaders_folder(out or new_folder(created.name, federations[0]))
     settings = from_mapping(request.settings)
     team = ranks.team()
     execution = Execution(created, federations, settings, folder, loading_seconds, team=team)
@@ -320,7 +242,7 @@ def _resume(folder: Path, rounds: int | None) -> tuple[Execution, int]:
     return execution, done
 
 
-def _with_all_clients(execution: Execution) -> Execution:
+def with_all_clients(execution: Execution) -> Execution:
     """Return a run that has ended, with the clients of all ranks in this process."""
     if execution.team is None:
         return execution
@@ -416,7 +338,7 @@ def _call_all(*callbacks: Progress | None) -> Progress:
     return call
 
 
-def _new_folder(what: str, federation: Federation) -> Path:
+def new_folder(what: str, federation: Federation) -> Path:
     """Return a folder under runs/ that does not exist, named by time, method and dataset."""
     from polyphily.runs.folder import safe_name
 

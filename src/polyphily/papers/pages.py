@@ -10,8 +10,6 @@ from typing import Any
 
 from polyphily.papers import report
 from polyphily.papers.contents import Item, contents
-from polyphily.papers.exhibits import Grid
-from polyphily.papers.formats import to_markdown
 from polyphily.papers.plan import DEFAULT, FORMS, NO_METHOD, NOT_A_RUN, obstacle
 from polyphily.papers.report import (
     Line,
@@ -23,6 +21,7 @@ from polyphily.papers.report import (
     title_of,
 )
 from polyphily.papers.tables import Entry, Paper, Table
+from polyphily.report.grids import Grid, to_markdown
 
 NOT_RUN = "not run"
 WIDTH = 6  # cells beside each other, at most; a dataset is not broken

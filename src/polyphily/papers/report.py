@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from polyphily.errors import UserError
-from polyphily.papers.exhibits import Grid
-from polyphily.papers.formats import to_markdown
 from polyphily.papers.plan import DEFAULT, FORMS, NO_DATA, NO_METHOD, NOT_A_RUN, Choice, key_of
 from polyphily.papers.tables import MEANS, MOMENTS, SECONDS, VIEWS, Entry, Paper, Protocol, Table
+from polyphily.report.grids import Grid, to_markdown
 
 NUMBERS = ("mean", "std", "difference", "seeds")  # of a result, in a file of plain numbers
 

@@ -11,6 +11,7 @@ from typing import Any
 from polyphily.errors import UserError, missing_package, unknown
 from polyphily.graphs.noise import parse_noise
 from polyphily.report.clients import MEASURES
+from polyphily.report.ranking import Ranking
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import HYPERPARAMETERS, Run, differing, option_name, show
 from polyphily.report.scores import AGAINST, curve
@@ -108,6 +109,49 @@ def axes_grid(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[An
     figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
     return figure, axes
+
+
+# Ranks -------------------------------------------------------------------------------------------
+
+
+def critical_difference(ranked: Ranking, look: Look | None = None) -> Any:
+    """Draw mean ranks on a line; bars join methods that do not differ significantly."""
+    width = (look or Look(6.8)).width
+    count, groups = len(ranked.methods), ranked.groups()
+    half = math.ceil(count / 2)
+    levels = half + len(groups) * 0.5 + 1.5
+    with style():
+        figure = _matplotlib().figure.Figure(figsize=(width, 0.2 * levels + 0.5))
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.set_axis_off()
+        low, high = math.floor(min(ranked.ranks)), math.ceil(max(ranked.ranks))
+        high += high == low
+        left, right = 0.26, 0.74
+
+        def place(rank: float) -> float:
+            return left + (rank - low) / (high - low) * (right - left)
+
+        axes.set(xlim=(0, 1), ylim=(-levels, 2.2))
+        axes.plot([left, right], [0, 0], color="black", linewidth=0.8)
+        for tick in range(low, high + 1):
+            axes.plot([place(tick)] * 2, [0, 0.2], color="black", linewidth=0.8)
+            axes.text(place(tick), 0.3, str(tick), ha="center", va="bottom")
+        if not math.isnan(ranked.difference) and ranked.difference < high - low:
+            end = place(low + ranked.difference)
+            axes.plot([place(low), end], [1.8, 1.8], color="black")
+            axes.text(end + 0.01, 1.8, "critical difference", va="center")
+        for i, (first, last) in enumerate(groups):
+            ends = [place(ranked.ranks[first]) - 0.006, place(ranked.ranks[last]) + 0.006]
+            axes.plot(ends, [-0.35 - 0.5 * i] * 2, color="black", linewidth=2.5)
+        below = 0.5 * len(groups) + 0.8
+        for i, (name, rank) in enumerate(zip(ranked.methods, ranked.ranks, strict=True)):
+            first_half = i < half
+            height = -below - (i if first_half else count - 1 - i)
+            end = left - 0.02 if first_half else right + 0.02
+            axes.plot([place(rank), place(rank), end], [0, height, height], color="#888888", lw=0.7)
+            words = f"{name}  {rank:.2f}" if first_half else f"{rank:.2f}  {name}"
+            axes.text(end, height, f" {words} ", ha="right" if first_half else "left", va="center")
+    return figure
 
 
 # Figures -----------------------------------------------------------------------------------------

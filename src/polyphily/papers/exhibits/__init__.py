@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polyphily.errors import unknown
 from polyphily.graphs.datasets import is_present
 from polyphily.papers.plan import Choice, registered
+from polyphily.report.grids import Grid
 
 if TYPE_CHECKING:
     from polyphily.papers.runner import Train
@@ -39,21 +40,6 @@ class Wanted:
     set: Mapping[str, Any]
     out: Path
     train: Train
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of an exhibit.
-
-    Attributes:
-        title: what it shows.
-        columns: the headings.
-        rows: cells, numbers or text; None is an empty cell.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True)

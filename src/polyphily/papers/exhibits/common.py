@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyphily.errors import TrainingError, UserError
 from polyphily.graphs.datasets import is_present
-from polyphily.papers.exhibits import Grid, Wanted
+from polyphily.papers.exhibits import Wanted
 from polyphily.papers.plan import FORMS as FORM_NAMES
 from polyphily.papers.plan import Job, by_protocol, key_of, registered
 from polyphily.papers.tables import MOMENTS, Entry, Table
+from polyphily.report.grids import Grid
 
 if TYPE_CHECKING:
     from polyphily.engines.simulation import Simulation

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from polyphily.graphs.datasets import is_present, read
-from polyphily.papers.exhibits import Exhibit, Grid, Made, Wanted
+from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     Bench,
     Panels,
@@ -25,6 +25,7 @@ from polyphily.papers.exhibits.common import (
     series_grid,
 )
 from polyphily.papers.tables import Table, paper
+from polyphily.report.grids import Grid
 
 if TYPE_CHECKING:
     from polyphily.engines.simulation import Simulation

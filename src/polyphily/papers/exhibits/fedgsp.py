@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from polyphily.papers import published, tables
-from polyphily.papers.exhibits import Exhibit, Grid, Made, Wanted
+from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     Bench,
     Heat,
@@ -27,6 +27,7 @@ from polyphily.papers.exhibits.common import (
     panel_axes,
     series_grid,
 )
+from polyphily.report.grids import Grid
 
 if TYPE_CHECKING:
     import numpy as np

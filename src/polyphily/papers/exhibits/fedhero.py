@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from polyphily.papers.exhibits import Exhibit, Grid, Made, Wanted
+from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     Bench,
     Line,
@@ -25,6 +25,7 @@ from polyphily.papers.exhibits.common import (
     series_grid,
 )
 from polyphily.papers.tables import paper
+from polyphily.report.grids import Grid
 
 if TYPE_CHECKING:
     import numpy as np

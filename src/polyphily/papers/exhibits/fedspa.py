@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyphily.errors import TrainingError
-from polyphily.papers.exhibits import Exhibit, Grid, Made, Wanted
+from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     Bench,
     Line,
@@ -23,6 +23,7 @@ from polyphily.papers.exhibits.common import (
     series_grid,
 )
 from polyphily.papers.tables import paper
+from polyphily.report.grids import Grid
 
 TABLE, SYNTHETIC = paper("fedspa").table("1"), paper("fedspa").table("figure-4")
 METHODS = methods_of(TABLE)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from polyphily.papers.exhibits import Exhibit, Grid, Made, Wanted
+from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     SQUARE,
     Bench,
@@ -27,6 +27,7 @@ from polyphily.papers.exhibits.common import (
     show_heat,
 )
 from polyphily.papers.tables import paper
+from polyphily.report.grids import Grid
 
 if TYPE_CHECKING:
     import numpy as np

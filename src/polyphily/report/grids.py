@@ -1,4 +1,4 @@
-"""Tables as files: Markdown, CSV and LaTeX."""
+"""Tables of numbers and text, and how they are written: Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from polyphily.papers.exhibits import Grid
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -18,6 +17,8 @@ _LATEX = {
     "–": "--",
     "−": "$-$",
     "…": r"\ldots{}",
+    "¹": "$^1$",
+    "²": "$^2$",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{sign: f"${sign}$" for sign in "<>|"},
 }
@@ -40,6 +41,21 @@ _GREEK = {
     "Ω": "Omega",
     "Δ": "Delta",
 }
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table.
+
+    Attributes:
+        title: what it shows.
+        columns: the headings.
+        rows: cells, numbers or text; None is an empty cell.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
 
 
 def text_of(value: Any) -> str:
