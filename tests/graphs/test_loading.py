@@ -748,3 +748,18 @@ def test_clients_with_the_same_nodes_share_one_split(tmp_path: Path) -> None:
     assert apart.clients[1].masks is not None
     assert not np.array_equal(apart.clients[0].masks.train, apart.clients[1].masks.train)
     assert not any("same nodes" in note for note in apart.notes)
+
+
+@pytest.mark.parametrize("own", [None, np.array([f"user {v}" for v in range(120)])])
+def test_parts_of_a_divided_graph_know_the_ids_of_the_whole(
+    graph: Graph, own: npt.NDArray[np.str_] | None
+) -> None:
+    federation = load(replace(graph, node_ids=own), partition="metis-overlap", clients=5)
+    ids = np.arange(120) if own is None else own
+    for k, member in enumerate(federation.clients):
+        assert member.node_ids is not None
+        np.testing.assert_array_equal(member.node_ids, ids[federation.partition.nodes_of(k)])
+
+
+def test_graphs_that_are_not_divided_get_no_ids(graph: Graph) -> None:
+    assert all(member.node_ids is None for member in load([graph, graph]).clients)

@@ -25,6 +25,7 @@ def forms() -> dict[str, MethodCase]:
     # Without a tie-break, rounding decides among eigenvectors of equal eigenvalues.
     found["s2fgl, paper"] = MethodCase(create("s2fgl", {"paper": True, "tie_break": 1e-4}))
     found["fedspa"] = replace(found["fedspa"], permutes=False)  # hides labels by client number
+    found["fedgnn, paper"] = replace(found["fedgnn, paper"], permutes=False)  # noise, likewise
     found["fedspa, no label hidden"] = MethodCase(create("fedspa", {"hidden_share": 0}))
     found["s2fgl, no warm-up"] = MethodCase(create("s2fgl", {"warm_up": 0, "ramp": 1}))
     found["scaffold, option II"] = MethodCase(create("scaffold", {"option": "II"}))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from papers.library import few_methods  # noqa: F401 -- a fixture
 from polyphily.graphs.graph import Graph
 from polyphily.graphs.loading import load
 from polyphily.heterogeneity.filters import FREQUENCIES, basis_response

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from polyphily.nn.backbones import Backbone
 from polyphily.nn.sparse import flat
 
 Message: TypeAlias = dict[str, Tensor]
@@ -50,10 +51,17 @@ class Uploads:
     """The uploads that arrived in a round: stacked tensors, row `i` from `clients[i]`.
 
     After secure aggregation there is one row, made of sums, and no clients.
+
+    Attributes:
+        clients: who sent them.
+        tensors: what they sent.
+        network: the federation's network, for servers that run uploaded parameters on inputs of
+            their own; its own parameters are the initial ones. `Server.aggregate` sets it.
     """
 
     clients: tuple[int, ...]
     tensors: Message
+    network: Backbone | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]

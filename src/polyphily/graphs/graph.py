@@ -51,7 +51,8 @@ class Graph:
         masks: the split in use; None until one is drawn.
         own_masks: the splits that come with the data, possibly several.
         name: the name of the graph in messages, such as that of the client or the dataset.
-        node_ids: the user's ids of the nodes; None means 0 to n - 1.
+        node_ids: ids of the nodes, the user's or, in a part of a divided graph, those of the whole
+            graph: a node that two clients have is known by its id. None if nodes have none.
     """
 
     features: Features
@@ -143,6 +144,12 @@ class Graph:
             name=name or self.name,
             node_ids=None if self.node_ids is None else self.node_ids[nodes],
         )
+
+    def with_ids(self) -> Graph:
+        """Return the graph with ids of its nodes: its own, or 0 to n - 1."""
+        if self.node_ids is not None:
+            return self
+        return replace(self, node_ids=np.arange(self.num_nodes))
 
     def with_masks(self, masks: Masks) -> Graph:
         """Return the graph with a split in use."""

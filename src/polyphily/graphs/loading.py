@@ -421,6 +421,7 @@ def _divide(
         parts = partition(graph, name, clients, seed, **options)
     split = wanted or usual
     masks = _saved_masks(saved) if saved is not None and wanted is None else None
+    graph = graph.with_ids()
     members = [graph.subgraph(part, _client_name(k, len(parts))) for k, part in enumerate(parts)]
     text = FROM_FILE
     if masks is None:

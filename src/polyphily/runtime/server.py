@@ -6,7 +6,7 @@ A simulation and a Flower server both drive it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,14 +50,18 @@ class Server:
         self, method: Method, network: Backbone, settings: Settings, clients: int, seed: int
     ) -> None:
         self.method, self.settings, self.clients, self.seed = method, settings, clients, seed
+        self.network = network
         sizes = sizes_of(method, network, clients)
         self.declared_uploads: tuple[Declared, ...] = method.uploads(sizes)
         self.declared_downloads: tuple[Declared, ...] = method.downloads(sizes)
         initial = {name: value.detach()[0] for name, value in network.named_parameters()}
         shared = {name: initial[name].clone() for name in sizes.parameters}
-        self.one_model = method.evaluated == "global" and len(shared) == len(initial)
-        """True if the federation has a single model: clients keep no parameter to themselves."""
         self.state: State = method.init_server_state(shared, clients)
+        everything = len(shared) == len(initial)
+        mixes = method.collaboration(self.state) is not None
+        self.one_model = method.evaluated == "global" and everything and not mixes
+        """True if the federation has a single model: clients keep no parameter to themselves, and
+        the server does not mix models for each of them."""
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._contracts: dict[tuple[bool, ...], Contract] = {}
 
@@ -115,7 +119,7 @@ class Server:
         """
         with torch.no_grad():
             chosen = self.draws(round_index) if draws is None else draws
-            return self.method.aggregate(self.state, uploads, chosen)
+            return self.method.aggregate(self.state, replace(uploads, network=self.network), chosen)
 
     # What follows from the declarations ------------------------------------------------------
 

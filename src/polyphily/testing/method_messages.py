@@ -174,7 +174,7 @@ def _server_rounds(case: MethodCase) -> Iterator[tuple[State, Uploads]]:
     everyone = tuple(range(len(simulation.cohort)))
     for _ in range(3):
         uploads = trained(simulation).uploads
-        yield simulation.states[0], Uploads(everyone, uploads)
+        yield simulation.states[0], Uploads(everyone, uploads, simulation.network)
         simulation.advance()
 
 

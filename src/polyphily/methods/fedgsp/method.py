@@ -331,13 +331,13 @@ class FedGSP(Method):
         here = list(uploads.clients)
         after = dict(state)
         for name, value in uploads.model.items():
-            after[LAST + name] = _with_rows(state[LAST + name], here, value)
+            after[LAST + name] = with_rows(state[LAST + name], here, value)
         answered = torch.ones(len(here), dtype=torch.bool, device=state[HEARD].device)
-        after[HEARD] = _with_rows(state[HEARD], here, answered)
+        after[HEARD] = with_rows(state[HEARD], here, answered)
         if all(name in uploads.tensors for name in self.kinds):
             for name in self.kinds:
-                after[name] = _with_rows(state[name], here, uploads[name])
-            after[KNOWN] = _with_rows(state[KNOWN], here, answered)
+                after[name] = with_rows(state[name], here, uploads[name])
+            after[KNOWN] = with_rows(state[KNOWN], here, answered)
             news = (*self.kinds, HEARD, KNOWN)
             if any(not torch.equal(after[n], state[n]) for n in news):
                 after |= self.solved(after, afresh=True)
@@ -428,7 +428,7 @@ class FedGSP(Method):
 
     def download(self, state: State, clients: Sequence[int]) -> Message:
         """Mix the models last sent for each client, Eq. (17) and (19)."""
-        rows = _rows(state[STRENGTH], clients)
+        rows = rows_of(state[STRENGTH], clients)
         last = with_prefix(state, LAST)
         mlp = rows[:, -1]
         mixed = {n: (mlp @ flat(t)).view(len(rows), *t.shape[1:]) for n, t in last.items()}
@@ -442,12 +442,12 @@ def _even(heard: Tensor, state: State) -> Tensor:
     return (share / share.sum()).expand_as(state[STRENGTH])
 
 
-def _rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+def rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     """Return some rows of a tensor; no copy if these are all."""
     return tensor if list(rows) == list(range(len(tensor))) else tensor[list(rows)]
 
 
-def _with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
+def with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
     """Return the tensor with some rows replaced; the values themselves if these are all."""
     if list(rows) == list(range(len(tensor))):
         return values

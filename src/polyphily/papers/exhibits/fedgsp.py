@@ -134,7 +134,7 @@ COSTS = {
     "gcfl": ("d + d²", "M(1 + 2d²)", "e d + n d²", "M + M²(log M + d²)"),
     "fedgnn": ("d + 2d²", "2M(1 + 2d²)", "e d + n d² + d", "M"),
     "fedsage+": ("n d + 3d²", "M(1 + 3d²)", "e d + n d²", "M"),
-    "fed-pub": ("n d + d²", "M(d² + M)", "e d + n d²", "M d (M + d)"),
+    "fedpub": ("n d + d²", "M(d² + M)", "e d + n d²", "M d (M + d)"),
     "fedgta": ("d + d² + K c", "M(1 + d² + M K c)", "e(d + n c) + n(d² + c)", "M + M K c"),
     "adafgl": ("n d + 2d²", "M(1 + d²)", "K(e d + e n + n d²)", "M"),
     "fedtad": ("n d + 2d²", "M(1 + d²)", "K n + e", "n d (d + n + 2 M c)"),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 OWN = "fedhero"
 TABLE = paper(OWN).table("3")
-SHOWN = ("local", "fedavg", "fed-pub", "fedstar", "gcfl", "fedlit", "fedsage", OWN)
+SHOWN = ("local", "fedavg", "fedpub", "fedstar", "gcfl", "fedlit", "fedsage", OWN)
 DATASETS = ("squirrel", "chameleon", "actor", "flickr")
 TWO = ("squirrel", "chameleon")
 METIS, LOUVAIN = "metis", "louvain-min"
@@ -51,7 +51,7 @@ FEDAVG = Line("fedavg", "fedavg")
 COSTS = {
     "gcfl": ("(M (L d²)² + M log M) / E", "1"),
     "fedlit": ("2 |E| n_link d I + |V| d² + 2 n_link² d I / E", "(n_link - 1) L d²"),
-    "fed-pub": ("L d² + M d / E", "1"),
+    "fedpub": ("L d² + M d / E", "1"),
     "fedstar": ("2 L d (d |V| + |E|)", "1"),
     "fedsage": ("|V| (θ^d + L d²)", "|V| d + L d²"),
     OWN: ("L d (d |V| + |E|) + N_H d |V|", "N_H d + d²"),

@@ -1,0 +1,5 @@
+"""FED-PUB."""
+
+from polyphily.methods.fedpub.method import FedPub
+
+__all__ = ["FedPub"]

@@ -1,0 +1,43 @@
+"""Random walks on a client's graph, computed once, without a dense matrix over pairs of nodes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyphily.graphs.graph import Graph
+from polyphily.nn.sparse import SparseMatrix
+
+HELD = 1 << 22  # numbers in a block of walks that is held at a time
+
+
+def return_probabilities(graph: Graph, steps: int, device: torch.device) -> Tensor:
+    """Compute the diagonals of T, T², …, T^steps with T = A D^-1, `[nodes, steps]` in float64.
+
+    Entry k - 1 of a node is the probability that a random walk is back after k steps. It is zero
+    for a node without neighbours.
+
+    T has the powers' diagonals of the symmetric Q = D^-1/2 A D^-1/2, and (Q^k)_ii is the product of
+    Q^a e_i and Q^b e_i with a + b = k. So half as many propagations of blocks of unit vectors e_i
+    are enough.
+    """
+    nodes = graph.num_nodes
+    found = torch.zeros(nodes, steps, dtype=torch.float64, device=device)
+    rows, cols = graph.edges
+    pattern = SparseMatrix.from_coordinates(
+        rows, cols, None, (nodes, nodes), dtype=torch.float64, device=device
+    )
+    scale = (pattern.crow[1:] - pattern.crow[:-1]).double().clamp(min=1).rsqrt()
+    walk = pattern.with_value(scale[pattern.row] * scale[pattern.col_long])
+    width = max(HELD // max(nodes, 1), 1)
+    for start in range(0, nodes, width):
+        own = torch.arange(start, min(start + width, nodes), device=device)
+        here = torch.zeros(nodes, len(own), dtype=torch.float64, device=device)
+        here[own, own - start] = 1
+        for step in range(0, steps, 2):
+            after = walk @ here
+            found[own, step] = (here * after).sum(dim=0)
+            if step + 1 < steps:
+                found[own, step + 1] = after.square().sum(dim=0)
+            here = after
+    return found
