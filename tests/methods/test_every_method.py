@@ -26,6 +26,15 @@ def forms() -> dict[str, MethodCase]:
     found["s2fgl, paper"] = MethodCase(create("s2fgl", {"paper": True, "tie_break": 1e-4}))
     found["fedspa"] = replace(found["fedspa"], permutes=False)  # hides labels by client number
     found["fedgnn, paper"] = replace(found["fedgnn, paper"], permutes=False)  # noise, likewise
+    # Nodes are hidden by client number; the classifier trains in the later stage; where every
+    # count is below one, counts that are rounded down leave the generator without a gradient.
+    sage = MethodCase(create("fedsage+"), permutes=False, untrained=("classifier.",))
+    found["fedsage+"] = sage
+    found["fedsage+, paper"] = replace(
+        sage,
+        method=create("fedsage+", {"paper": True}),
+        untrained=("classifier.", "neighgen.generator."),
+    )
     found["fedspa, no label hidden"] = MethodCase(create("fedspa", {"hidden_share": 0}))
     found["s2fgl, no warm-up"] = MethodCase(create("s2fgl", {"warm_up": 0, "ramp": 1}))
     found["scaffold, option II"] = MethodCase(create("scaffold", {"option": "II"}))

@@ -213,7 +213,7 @@ class Method:
         return ()
 
     def rounds_before_it_acts(self) -> int:
-        """Return for how many rounds the method trains as its plain baseline does: a warm-up."""
+        """Return after how many rounds the method begins to act: the length of its warm-up."""
         return 0
 
     def without_effect(self) -> Mapping[str, str]:

@@ -166,7 +166,7 @@ def remark(job: Job, summary: Mapping[str, Any]) -> str | None:
 
 
 def _warm_up(job: Job, summary: Mapping[str, Any]) -> str | None:
-    """Return whether a score comes from rounds in which the method trains as its baseline does."""
+    """Return whether a score comes from rounds in which the method has not begun to act."""
     before = create(job.method, job.hyperparameters).rounds_before_it_acts()
     if before == 0:
         return None

@@ -120,14 +120,12 @@ def _warm_up(method: Method, best: Sequence[int | list[int]], rounds: int) -> di
         return {}
     last = [max(found) if isinstance(found, list) else found for found in best]
     within = [round_ <= length for round_ in last]
-    first = "round 1" if length == 1 else f"rounds 1 to {length}"
-    plain = f"trains as its baseline does in {first}"
     note = ""
     if rounds <= length:
-        note = f"{method.name} has not begun: it {plain}, and the run has {rounds}"
+        note = f"{method.name} has not begun: it acts after round {length}, the run has {rounds}"
     elif any(within):
         seeds = f" in {sum(within)} of {len(within)} seeds" if len(within) > 1 else ""
-        note = f"the best round lies in the warm-up{seeds}: {method.name} {plain}"
+        note = f"the best round lies in the warm-up{seeds}: {method.name} acts after round {length}"
     return {"rounds": length, "best_round_within": any(within), "note": note}
 
 

@@ -13,7 +13,7 @@ from polyphily.graphs.datasets import is_present
 from polyphily.papers.exhibits import Wanted
 from polyphily.papers.plan import FORMS as FORM_NAMES
 from polyphily.papers.plan import Job, by_protocol, key_of, registered
-from polyphily.papers.tables import MOMENTS, Entry, Table
+from polyphily.papers.tables import MOMENTS, Entry, Paper, Table
 from polyphily.report.grids import Grid
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ def left_out(methods: Sequence[str] = (), datasets: Iterable[str] = ()) -> list[
     return [*lacking(methods), *absent(datasets)]
 
 
-def methods_of(table: Table) -> tuple[str, ...]:
+def methods_of(paper: Paper, table: Table) -> tuple[str, ...]:
     """Return the methods of a table's rows, in printed order."""
-    return tuple(dict.fromkeys(entry.method for entry in table.entries))
+    return tuple(dict.fromkeys(paper.variant(entry.method).method for entry in table.entries))
 
 
 def chosen(flag: str, printed: Sequence[T], given: Sequence[T] | None) -> list[T]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from polyphily.engines.simulation import Simulation
 
 TABLES = [paper("fedath").table(name) for name in ("1", "2")]
-METHODS = methods_of(TABLES[0])
+METHODS = methods_of(paper("fedath"), TABLES[0])
 PARTITION, ACCURACY, ROUND = "louvain-capped", "test accuracy (%)", "round"
 EMBEDDED = {"cora": (10,)}  # Figure 1b
 SHOWN = ("fedavg", "fgssl", "fedtad", "fedath")  # Figure 1b

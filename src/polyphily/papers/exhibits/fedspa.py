@@ -26,7 +26,7 @@ from polyphily.papers.tables import paper
 from polyphily.report.grids import Grid
 
 TABLE, SYNTHETIC = paper("fedspa").table("1"), paper("fedspa").table("figure-4")
-METHODS = methods_of(TABLE)
+METHODS = methods_of(paper("fedspa"), TABLE)
 PARTITION, CLIENTS = "louvain", 10
 GAPS = (0.0, 0.2, 0.4, 0.6, 0.8)  # Figure 2a
 MIXED = "csbm:homophily=0.5,gap=0.8"  # Figures 2b and 2c
