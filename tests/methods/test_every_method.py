@@ -24,7 +24,9 @@ def forms() -> dict[str, MethodCase]:
             found[f"{name}, paper"] = MethodCase(create(name, {"paper": True}))
     # Without a tie-break, rounding decides among eigenvectors of equal eigenvalues.
     found["s2fgl, paper"] = MethodCase(create("s2fgl", {"paper": True, "tie_break": 1e-4}))
-    found["fedspa"] = replace(found["fedspa"], permutes=False)  # hides labels by client number
+    # Labels are hidden, groups and views are drawn by client number.
+    for name in ("fedspa", "fedfa", "fgssl", "fgssl, paper"):
+        found[name] = replace(found[name], permutes=False)
     found["fedgnn, paper"] = replace(found["fedgnn, paper"], permutes=False)  # noise, likewise
     # Nodes are hidden by client number; the classifier trains in the later stage; where every
     # count is below one, counts that are rounded down leave the generator without a gradient.

@@ -129,6 +129,11 @@ class SparseMatrix:
         total: Tensor = _RowSum.apply(self, flat(full(entries)))  # type: ignore[no-untyped-call]
         return total.view(self.shape[0], *entries.shape[1:])
 
+    def products(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return left · right^T at the entries, `[rows, d]`, `[columns, d] -> [nnz]`."""
+        found: Tensor = _EntryProducts.apply(self, full(left), full(right))  # type: ignore[no-untyped-call]
+        return found
+
     def softmax(self, score: Tensor) -> Tensor:
         """Return the softmax over each row of values at its entries, `[nnz, heads]`."""
         index = self.row.view(-1, 1).expand_as(score)
@@ -208,6 +213,27 @@ class _Product(torch.autograd.Function):
                 matrix.crow_t, matrix.col_t, matrix.value_t, matrix.shape[1], grad
             )
         return None, grad_value, grad_dense
+
+
+class _EntryProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        ctx.save_for_backward(left, right)
+        return _at_entries(matrix, left, right)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        matrix: SparseMatrix = ctx.matrix
+        left, right = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_left = grad_right = None
+        if ctx.needs_input_grad[1]:
+            grad_left = multiply(matrix.crow, matrix.col, grad, matrix.shape[0], right)
+        if ctx.needs_input_grad[2]:
+            turned = grad[matrix.permutation]
+            grad_right = multiply(matrix.crow_t, matrix.col_t, turned, matrix.shape[1], left)
+        return None, grad_left, grad_right
 
 
 class _RowSum(torch.autograd.Function):
