@@ -149,7 +149,10 @@ def test_nothing_is_declared_that_never_travels(name: str, form: dict[str, Any])
 
 # What sums are enough for ------------------------------------------------------------------------
 
-NEEDS_EACH_CLIENT = {"fednova", "fedspa", "fedgsp", "s2fgl", "fedgnn", "fedpub", "fedgta", "fedsage+"}
+NEEDS_EACH_CLIENT = {
+    *("fednova", "fedspa", "fedgsp", "s2fgl", "fedgnn", "fedpub", "fedgta", "fedsage+"),
+    *("gcfl", "gcfl+"),
+}
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
