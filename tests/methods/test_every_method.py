@@ -25,7 +25,7 @@ def forms() -> dict[str, MethodCase]:
     # Without a tie-break, rounding decides among eigenvectors of equal eigenvalues.
     found["s2fgl, paper"] = MethodCase(create("s2fgl", {"paper": True, "tie_break": 1e-4}))
     # Labels are hidden, groups and views are drawn by client number.
-    for name in ("fedspa", "fedfa", "fgssl", "fgssl, paper"):
+    for name in ("fedspa", "fedfa", "fgssl", "fgssl, paper", "fggp", "fggp, paper"):
         found[name] = replace(found[name], permutes=False)
     found["fedgnn, paper"] = replace(found["fedgnn, paper"], permutes=False)  # noise, likewise
     # Nodes are hidden by client number; the classifier trains in the later stage; where every
