@@ -28,6 +28,8 @@ def forms() -> dict[str, MethodCase]:
     for name in ("fedspa", "fedfa", "fgssl", "fgssl, paper", "fggp", "fggp, paper"):
         found[name] = replace(found[name], permutes=False)
     found["fedgnn, paper"] = replace(found["fedgnn, paper"], permutes=False)  # noise, likewise
+    # Its heads train in the local stage; train nodes are halved by client number.
+    found["adafgl"] = replace(found["adafgl"], permutes=False, untrained=("heads.", "adapted"))
     # Nodes are hidden by client number; the classifier trains in the later stage; where every
     # count is below one, counts that are rounded down leave the generator without a gradient.
     sage = MethodCase(create("fedsage+"), permutes=False, untrained=("classifier.",))
