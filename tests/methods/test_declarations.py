@@ -151,7 +151,7 @@ def test_nothing_is_declared_that_never_travels(name: str, form: dict[str, Any])
 
 NEEDS_EACH_CLIENT = {
     *("fednova", "fedspa", "fedgsp", "s2fgl", "fedgnn", "fedpub", "fedgta", "fedsage+"),
-    *("gcfl", "gcfl+", "fedtad", "fedlit"),
+    *("gcfl", "gcfl+", "fedtad", "fedlit", "fediih"),
 }
 
 

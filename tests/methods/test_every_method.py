@@ -24,10 +24,11 @@ def forms() -> dict[str, MethodCase]:
             found[f"{name}, paper"] = MethodCase(create(name, {"paper": True}))
     # Without a tie-break, rounding decides among eigenvectors of equal eigenvalues.
     found["s2fgl, paper"] = MethodCase(create("s2fgl", {"paper": True, "tie_break": 1e-4}))
-    # Labels are hidden, groups and views are drawn by client number.
-    for name in ("fedspa", "fedfa", "fgssl", "fgssl, paper", "fggp", "fggp, paper"):
+    # Labels are hidden, groups, views and noise are drawn by client number.
+    by_number = ("fedspa", "fedfa", "fgssl", "fgssl, paper", "fggp", "fggp, paper")
+    for name in (*by_number, "fedgnn, paper", "fediih", "fediih, paper"):
         found[name] = replace(found[name], permutes=False)
-    found["fedgnn, paper"] = replace(found["fedgnn, paper"], permutes=False)  # noise, likewise
+    found["fediih, code"] = MethodCase(create("fediih", {"code": True}))
     # Its heads train in the local stage; train nodes are halved by client number.
     found["adafgl"] = replace(found["adafgl"], permutes=False, untrained=("heads.", "adapted"))
     # Nodes are hidden by client number; the classifier trains in the later stage; where every

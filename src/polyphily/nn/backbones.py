@@ -124,7 +124,7 @@ class Backbone(nn.Module, ABC):
 # The registry ------------------------------------------------------------------------------------
 
 BACKBONES: Registry[type[Backbone]] = Registry(
-    "backbone", "backbones", modules=("polyphily.nn.unifilter",)
+    "backbone", "backbones", modules=("polyphily.nn.unifilter", "polyphily.nn.disengcn")
 )
 B = TypeVar("B", bound=type[Backbone])
 
