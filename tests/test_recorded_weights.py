@@ -53,6 +53,21 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedath": ("fedath", {}),
     "fedath, paper": ("fedath", {"paper": True}),
     "fedath, code": ("fedath", {"code": True}),
+    "adafgl": ("adafgl", {"federated": 2}),
+    "fedfa": ("fedfa", {}),
+    "fedgnn": ("fedgnn", {}),
+    "fedgta": ("fedgta", {}),
+    "fediih": ("fediih", {}),
+    "fedlit": ("fedlit", {}),
+    "fedpub": ("fedpub", {}),
+    "fedsage": ("fedsage", {}),
+    "fedsage+": ("fedsage+", {"generator_rounds": 1}),
+    "fedstar": ("fedstar", {}),
+    "fedtad": ("fedtad", {}),
+    "fggp": ("fggp", {}),
+    "fgssl": ("fgssl", {}),
+    "gcfl": ("gcfl", {"warm_up": 1, "ratio": 0.9}),
+    "gcfl+": ("gcfl+", {"warm_up": 1, "ratio": 0.9, "length": 2}),
 }
 SOME = ("fedavg", "fedper", "scaffold", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
 Prints = dict[str, dict[str, list[float]]]

@@ -122,6 +122,7 @@ def test_projection_and_classifier_count_as_layers(layers: int, depth: int) -> N
 
 
 def test_the_width_is_rounded_up_to_a_multiple_of_the_factors() -> None:
+    torch.manual_seed(1)
     network = DisenGCN(Shape(features=6, classes=3, hidden=10), factors=4)
     assert (network.width, network.embedding_width) == (3, 12)
     bound = 1 / math.sqrt(12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -267,7 +268,7 @@ def test_uploads_of_any_two_sites_are_within_the_sensitivity(name: str) -> None:
     received, upload = upload_of(simulation, guard)
     for tally in tallies:
         assert tally not in upload or (upload[tally] == 1).all()
-    for known in publics:
+    for known in upload.keys() & set(publics):
         assert len(upload[known].unique()) == 1, "the same for all clients of equal settings"
     rest = {n: t for n, t in upload.items() if n not in (*tallies, *publics)}
     if name == "local":
@@ -442,7 +443,8 @@ def test_a_declared_method_needs_sums_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(SUMMABLE)))
 def test_methods_that_need_every_upload_refuse_and_say_why(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name} cannot take --secure-aggregation: ...."):
+    refusal = f"{re.escape(name)} cannot take --secure-aggregation: ...."
+    with pytest.raises(UserError, match=refusal):
         polyphily.run(name, small_federation(), rounds=1, hidden=8, secure_aggregation=True)
 
 

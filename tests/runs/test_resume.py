@@ -74,6 +74,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     """What of the summary does not depend on the clock."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     apart = ("seconds_per_round_median", "seconds_evaluation_median", "setup_seconds")
+    for stage in summary.get("stages", []):
+        del stage["seconds"]
     return {k: v for k, v in summary.items() if k not in (*apart, "peak_memory_mb", "versions")}
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyphily.errors import PolyphilyError, UserError, missing_package, unknown
 from polyphily.flower import flwr_internals
-from polyphily.runs.folder import RunFolder, to_toml, write_text
+from polyphily.runs.folder import RunFolder, safe_name, to_toml, write_text
 
 if TYPE_CHECKING:
     from polyphily.core.method import Method
@@ -282,7 +282,7 @@ class Deployment:
 
     def _new_name(self, method: str) -> str:
         """Return an unused name for a run, made of the time and the method's name."""
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe_name(method)}"
         name, number = stem, 1
         while (self.path / "runs" / name).exists():
             number += 1

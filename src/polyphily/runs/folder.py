@@ -206,10 +206,10 @@ def clean(value: Any) -> Any:
 def safe_name(name: str) -> str:
     """Turn a name into a file name of letters, digits, dots and dashes.
 
-    >>> safe_name("bank north/1")
-    'bank-north-1'
+    >>> safe_name("bank north/1"), safe_name("fedsage+")
+    ('bank-north-1', 'fedsage-plus')
     """
-    return re.sub(r"[^\w.\-]+", "-", name).strip(".-") or "model"
+    return re.sub(r"[^\w.\-]+", "-", name.replace("+", "-plus")).strip(".-") or "model"
 
 
 def to_toml(config: Mapping[str, Any]) -> str:
