@@ -99,8 +99,8 @@ def test_words(monkeypatch: pytest.MonkeyPatch) -> None:
     known["a"] = tuple(replace(f, against_best=-1.0, gain="is its leash's") for f in known["a"])
     assert in_words(["a"], "csbm") == (
         "Our results against FedAvg on the same backbone: a better in 1 of 2 settings, worse in 1, "
-        "by +0.50 points on average (against FedAvg on its best backbone -1.00), which is its "
-        "leash's."
+        "by +0.50 points on average (against FedAvg on its best backbone -1.00; the gain is its "
+        "leash's)."
     )
 
 

@@ -80,13 +80,13 @@ def _one(found: Sequence[Finding], dataset: str) -> str:
     mean = statistics.fmean(entry.difference for entry in found)
     words = f"{found[0].method} better in {better or 'none'} of {len(found)} settings, worse in "
     words += f"{worse or 'none'}, by {mean:+.2f} points on average"
-    best = [entry.against_best for entry in found if entry.against_best is not None]
-    if best:
-        words += f" (against FedAvg on its best backbone {statistics.fmean(best):+.2f})"
+    more = []
     here = [entry for entry in found if entry.dataset == dataset.partition(":")[0]]
     if here:
-        settings = ", ".join(f"{entry.setting}: {entry.difference:+.2f}" for entry in here)
-        words += f" ({settings})"
+        more.append(", ".join(f"{entry.setting}: {entry.difference:+.2f}" for entry in here))
+    best = [entry.against_best for entry in found if entry.against_best is not None]
+    if best:
+        more.append(f"against FedAvg on its best backbone {statistics.fmean(best):+.2f}")
     if found[0].gain:
-        words += f", which {found[0].gain}"
-    return words
+        more.append(f"the gain {found[0].gain}")
+    return f"{words} ({'; '.join(more)})" if more else words
