@@ -1,4 +1,4 @@
-"""FedGTA: the card's numbers, the client's statistics and the server against plain loops."""
+"""FedGTA: known numbers, the client's statistics and the server against plain loops."""
 
 from __future__ import annotations
 
