@@ -133,7 +133,7 @@ def critical_difference(ranked: Ranking, look: Look | None = None) -> Any:
 
         axes.set(xlim=(0, 1), ylim=(-levels, 2.2))
         axes.plot([left, right], [0, 0], color="black", linewidth=0.8)
-        for tick in range(low, high + 1):
+        for tick in range(low, high + 1, math.ceil((high - low) / 12)):
             axes.plot([place(tick)] * 2, [0, 0.2], color="black", linewidth=0.8)
             axes.text(place(tick), 0.3, str(tick), ha="center", va="bottom")
         if not math.isnan(ranked.difference) and ranked.difference < high - low:
