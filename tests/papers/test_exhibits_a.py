@@ -18,7 +18,17 @@ from polyphily.core.method import Method
 from polyphily.errors import TrainingError, UserError
 from polyphily.graphs.graph import Graph
 from polyphily.graphs.loading import load
-from polyphily.papers.exhibits import Exhibit, Made, Wanted, common, exhibits, fedath, fedspa, s2fgl
+from polyphily.papers.exhibits import (
+    Exhibit,
+    Made,
+    Wanted,
+    common,
+    drawing,
+    exhibits,
+    fedath,
+    fedspa,
+    s2fgl,
+)
 from polyphily.papers.exhibits.common import Bench, Line
 from polyphily.papers.plan import Choice
 from polyphily.report.figures import save
@@ -193,8 +203,8 @@ def test_a_failed_run_is_left_out_and_said(tmp_path: Path) -> None:
     assert bench.run(line, SMALL, "natural", 3).score == (None, None)
     assert bench.notes(SMALL)[-1].endswith("fedavg: failed: the loss is not finite.")
     panels = {"csbm": bench.scores([line], SMALL, "natural", {3: {"clients": 3}})}
-    assert common.series_grid("", panels, "data", "clients", "%").rows[0][3] is None
-    common.draw_lines(panels, "clients", "%")
+    assert drawing.series_grid("", panels, "data", "clients", "%").rows[0][3] is None
+    drawing.draw_lines(panels, "clients", "%")
 
 
 # FedSPA -------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Finding:
 
     @property
     def at_chance(self) -> bool:
-        """Whether the results may be those of scores that say nothing."""
+        """True if the results may be those of scores that say nothing."""
         return at_chance(self.attacks)
 
 

@@ -1,4 +1,4 @@
-"""What the server sees of its clients: the messages that they sent last, and its own to them."""
+"""The last messages between the server and its clients, as the server sees them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ BOTH = ("paper", DEFAULT)
 
 @dataclass(frozen=True)
 class Task:
-    """What the user asked for.
+    """The user's request.
 
     Attributes:
         paper: the paper.

@@ -338,3 +338,20 @@ def reason_against_sums(declared: Iterable[Declared]) -> str | None:
         if entry.server is None:
             return f"it does not say what its server does with {entry.name.rstrip('/')}"
     return None
+
+
+# Rows of a server's state ------------------------------------------------------------------------
+
+
+def rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return some rows of a tensor; no copy if these are all."""
+    return tensor if list(rows) == list(range(len(tensor))) else tensor[list(rows)]
+
+
+def with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
+    """Return the tensor with some rows replaced; the values themselves if these are all."""
+    if list(rows) == list(range(len(tensor))):
+        return values
+    changed = tensor.clone()
+    changed[list(rows)] = values
+    return changed

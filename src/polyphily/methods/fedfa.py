@@ -100,7 +100,7 @@ class FedFA(FedAvg):
 
     @property
     def exchanges(self) -> bool:
-        """Whether statistics travel."""
+        """True if statistics travel."""
         return self.probability > 0 and self.spread == "federation"
 
     def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:

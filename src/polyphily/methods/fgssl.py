@@ -88,7 +88,7 @@ class FGSSL(FedAvg):
 
     @property
     def compares(self) -> bool:
-        """Whether the loss has a term beside the cross-entropy."""
+        """True if the loss has a term beside the cross-entropy."""
         return self.lambda_c != 0 or self.lambda_d != 0
 
     def needs_whole_graph(self) -> str | None:

@@ -18,10 +18,10 @@ from polyphily.core.messages import (
     Uploads,
     as_model,
     model,
+    rows_of,
     with_prefix,
 )
 from polyphily.core.method import Method
-from polyphily.methods.fedgsp.method import rows_of
 from polyphily.nn.backbones import Backbone
 from polyphily.nn.sparse import flat
 

@@ -251,7 +251,8 @@ and stand there for orientation.
 {TIED} is followed by the test means of trials that validate within {TIE} points of the chosen one:
 a tie, in which chance chose. A verdict is *{UNCLEAR}* if tied trials disagree about it.
 {WARM_UP} says in how many seeds the best round is one in which the method had not begun. The best
-rounds are in the files in `docs/results`."""
+rounds are in the files in `docs/results`; rows that ran before rounds were stored have none, and no
+mark. "–" stands for a row that has not run."""
 
 
 def _summary(wanted: Sequence[Study], folder: Path) -> str:

@@ -50,7 +50,7 @@ class AdaptiveNetwork(Backbone):
 
 
 class Propagation(NamedTuple):
-    """What heads propagate along: the smoothing matrix, pairs of nodes, and U at these pairs."""
+    """The smoothing matrix, pairs of nodes and U at these pairs, along which heads propagate."""
 
     smooth: SparseMatrix
     pairs: Neighbours

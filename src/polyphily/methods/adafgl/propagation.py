@@ -1,4 +1,4 @@
-"""What AdaFGL propagates along: alike nodes, the smoothing matrix, signs, and homophily."""
+"""Propagation in AdaFGL: alike nodes, the smoothing matrix, signs, and homophily."""
 
 from __future__ import annotations
 

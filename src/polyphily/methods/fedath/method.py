@@ -133,12 +133,12 @@ class FedATH(FedAvg):
 
     @property
     def compares(self) -> bool:
-        """Whether the HSIC is part of the loss."""
+        """True if the HSIC is part of the loss."""
         return self.use_independence and self.independence != 0
 
     @property
     def needs_biased(self) -> bool:
-        """Whether what predicts depends on the biased GNN.
+        """True if what predicts depends on the biased GNN.
 
         The entropy is a loss of the biased GNN alone. It reaches the causal GNN and the evaluator
         through the HSIC, or the evaluator through 1 - ω if `joint`.

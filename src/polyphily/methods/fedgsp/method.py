@@ -25,8 +25,10 @@ from polyphily.core.messages import (
     as_model,
     model,
     model_part,
+    rows_of,
     statistic,
     with_prefix,
+    with_rows,
 )
 from polyphily.core.method import Method, parameter, register
 from polyphily.core.optimizers import OptimizerSpec
@@ -202,7 +204,7 @@ class FedGSP(Method):
 
     @property
     def joint(self) -> bool:
-        """Whether vectors of the bases side by side are sent."""
+        """True if vectors of the bases side by side are sent."""
         return self.overall == "bases" and self.order > 0
 
     @property
@@ -440,17 +442,3 @@ def _even(heard: Tensor, state: State) -> Tensor:
     """Return the W that gives every client the plain mean of the models that were sent."""
     share = heard.to(state[STRENGTH].dtype)
     return (share / share.sum()).expand_as(state[STRENGTH])
-
-
-def rows_of(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return some rows of a tensor; no copy if these are all."""
-    return tensor if list(rows) == list(range(len(tensor))) else tensor[list(rows)]
-
-
-def with_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
-    """Return the tensor with some rows replaced; the values themselves if these are all."""
-    if list(rows) == list(range(len(tensor))):
-        return values
-    changed = tensor.clone()
-    changed[list(rows)] = values
-    return changed

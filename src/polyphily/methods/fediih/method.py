@@ -21,12 +21,13 @@ from polyphily.core.messages import (
     Uploads,
     as_model,
     model,
+    rows_of,
     statistic,
     with_prefix,
+    with_rows,
 )
 from polyphily.core.method import Method, parameter, register
 from polyphily.methods.fedath.network import edge_segments
-from polyphily.methods.fedgsp.method import rows_of, with_rows
 from polyphily.methods.fediih.network import (
     CENTRE,
     VARIANCE,
@@ -127,7 +128,7 @@ class FedIIH(Method):
 
     @property
     def variational(self) -> bool:
-        """Whether there is a variational model."""
+        """True if there is a variational model."""
         return self.encoder != "labels"
 
     def without_effect(self) -> Mapping[str, str]:

@@ -117,7 +117,7 @@ class FedLit(FedAvg):
 
     @property
     def clusters(self) -> bool:
-        """Whether links are clustered: with one type there is nothing to find."""
+        """True if links are clustered: with one type there is nothing to find."""
         return self.assignment == "em" and self.types > 1
 
     # What travels ----------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class FedPub(Mixing):
 
     @property
     def compares(self) -> bool:
-        """Whether the clients' models are compared."""
+        """True if the clients' models are compared."""
         return self.mixture in ("similarity", "control")
 
     def without_effect(self) -> Mapping[str, str]:

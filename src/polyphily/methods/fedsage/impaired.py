@@ -1,4 +1,4 @@
-"""What NeighGen is trained on: each client's graph without some hidden nodes."""
+"""Clients' graphs without some hidden nodes, on which NeighGen is trained."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class FeatureGenerator(nn.Module):
 
 @dataclass(frozen=True)
 class Generated:
-    """What NeighGen says of every node: embedding, count, and features `[N, P, F]`."""
+    """The output of NeighGen for every node: embedding, count, and features `[N, P, F]`."""
 
     z: Tensor
     count: Tensor

@@ -68,7 +68,7 @@ ALONE = Individually("the server hands every client the generators of some other
 
 
 class Phase(NamedTuple):
-    """What a client does in a round.
+    """The work of a client in a round.
 
     Attributes:
         trains: what the names of the trained parameters begin with.
@@ -182,12 +182,12 @@ class FedSagePlus(FedSage):
 
     @property
     def mends(self) -> bool:
-        """Whether there is a generator."""
+        """True if there is a generator."""
         return self.mend != "off"
 
     @property
     def crosses(self) -> bool:
-        """Whether clients answer each other. An answer needs two rounds."""
+        """True if clients answer each other. An answer needs two rounds."""
         return self.mends and self.cross > 0 and self.generator_rounds > 1
 
     @property

@@ -112,7 +112,7 @@ class FedTAD(FedAvg):
 
     @property
     def distils(self) -> bool:
-        """Whether the server changes the mean."""
+        """True if the server changes the mean."""
         return self.server_epochs > 0 and self.distil_steps > 0
 
     def without_effect(self) -> Mapping[str, str]:

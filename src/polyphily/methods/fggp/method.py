@@ -123,12 +123,12 @@ class FGGP(FedAvg):
 
     @property
     def votes_decide(self) -> bool:
-        """Whether prototypes travel and predict."""
+        """True if prototypes travel and predict."""
         return self.prediction == "prototypes"
 
     @property
     def searches(self) -> bool:
-        """Whether nearest nodes are part of view 2."""
+        """True if nearest nodes are part of view 2."""
         return self.second_view and self.neighbours > 0
 
     def without_effect(self) -> Mapping[str, str]:

@@ -102,7 +102,7 @@ class GCFL(FedAvg):
 
     @property
     def splits(self) -> bool:
-        """Whether a cluster can be split at all."""
+        """True if a cluster can be split at all."""
         return (self.ratio if self.criterion == "ratio" else self.epsilon1) > 0
 
     def without_effect(self) -> Mapping[str, str]:

@@ -336,12 +336,12 @@ class S2FGL(FedAvg):
 
     @property
     def distils(self) -> bool:
-        """Whether L_FKD is in the loss."""
+        """True if L_FKD is in the loss."""
         return self.nlir and self.lambda1 != 0
 
     @property
     def aligns(self) -> bool:
-        """Whether L_FGMA is in the loss."""
+        """True if L_FGMA is in the loss."""
         return self.fgma and self.lambda2 != 0
 
     def rounds_before_it_acts(self) -> int:

@@ -1,4 +1,4 @@
-"""What the papers show beside tables of scores: figures, and tables that are computed from data.
+"""Figures of the papers, and their tables that are computed from data.
 
 A file for each paper has its exhibits, each a function that runs or measures what it needs and
 returns tables and a drawing. Nothing here imports torch before an exhibit is made.
@@ -25,7 +25,7 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked for.
+    """The user's request.
 
     Attributes:
         choice: datasets, methods, clients, seeds, rounds, quick, device.

@@ -11,19 +11,15 @@ from polyphily.graphs.datasets import is_present, read
 from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     Bench,
-    Panels,
-    Series,
     absent,
     cells_of,
     chosen,
-    draw_bars,
-    draw_lines,
     forms_of,
     left_out,
     lines_of,
     methods_of,
-    series_grid,
 )
+from polyphily.papers.exhibits.drawing import Panels, Series, draw_bars, draw_lines, series_grid
 from polyphily.papers.tables import Table, paper
 from polyphily.report.grids import Grid
 

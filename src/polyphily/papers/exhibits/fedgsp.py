@@ -13,17 +13,19 @@ from polyphily.papers import published, tables
 from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     Bench,
-    Heat,
     Line,
     Ran,
-    Series,
     cells_of,
     chosen,
-    draw_heat,
-    draw_lines,
     forms_of,
     left_out,
     lines_of,
+)
+from polyphily.papers.exhibits.drawing import (
+    Heat,
+    Series,
+    draw_heat,
+    draw_lines,
     panel_axes,
     series_grid,
 )

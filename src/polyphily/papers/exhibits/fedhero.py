@@ -12,18 +12,15 @@ from polyphily.papers.exhibits.common import (
     Bench,
     Line,
     Ran,
-    Series,
     cells_of,
     chosen,
     datasets_of,
-    draw_bars,
-    draw_lines,
     forms_of,
     left_out,
     lines_of,
     mean_and_deviation,
-    series_grid,
 )
+from polyphily.papers.exhibits.drawing import Series, draw_bars, draw_lines, series_grid
 from polyphily.papers.tables import paper
 from polyphily.report.grids import Grid
 

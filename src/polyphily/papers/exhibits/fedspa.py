@@ -10,18 +10,14 @@ from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
     Bench,
     Line,
-    Panels,
     cells_of,
-    draw_bars,
-    draw_lines,
     forms_of,
     growth,
     left_out,
     lines_of,
     methods_of,
-    panel_axes,
-    series_grid,
 )
+from polyphily.papers.exhibits.drawing import Panels, draw_bars, draw_lines, panel_axes, series_grid
 from polyphily.papers.tables import paper
 from polyphily.report.grids import Grid
 

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from polyphily.papers.exhibits import Exhibit, Made, Wanted
 from polyphily.papers.exhibits.common import (
-    SQUARE,
     Bench,
-    Heat,
     Line,
     absent,
     cells_of,
-    draw_heat,
-    draw_lines,
     forms_of,
     growth,
     left_out,
     lines_of,
     mean_and_deviation,
+)
+from polyphily.papers.exhibits.drawing import (
+    SQUARE,
+    Heat,
+    draw_heat,
+    draw_lines,
     panel_axes,
     series_grid,
     show_heat,
