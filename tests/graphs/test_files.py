@@ -120,6 +120,13 @@ class TestFormats:
         assert collection.notes == ()
         assert graph.node_ids is None
 
+    @pytest.mark.parametrize("ids", [[7, 3, 5], ["b", "a", "c"]])
+    def test_array_file_with_node_ids(self, tmp_path: Path, ids: list[Any]) -> None:
+        collection = read(write_npz(tmp_path / "north.npz", node_ids=np.array(ids)))
+        assert collection.graphs[0].node_ids is not None
+        assert collection.graphs[0].node_ids.tolist() == ids
+        assert collection.notes == ()
+
     def test_folder_named_by_the_working_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -491,6 +498,9 @@ ARRAY_FAULTS = {
     "y float": ({"y": np.ones(3)}, "y has dtype float64"),
     "y length": ({"y": np.ones(4, dtype=int)}, "y has shape (4,)", "3 rows"),
     "no y": ({"y": None}, "no array 'y'", "'x', 'edge_index'"),
+    "ids length": ({"node_ids": np.arange(2)}, "node_ids has shape (2,)", "3 rows"),
+    "ids float": ({"node_ids": np.ones(3)}, "node_ids has dtype float64"),
+    "ids twice": ({"node_ids": np.array([8, 9, 8])}, "node_ids has '8' 2 times"),
     "mask length": ({"train_mask": np.ones(2, dtype=bool)}, "train_mask has shape (2,)"),
     "mask float": ({"val_mask": np.ones(3)}, "val_mask has dtype float64"),
     "mask indices": ({"test_mask": np.array([0, 1, 2])}, "test_mask", "0 and 1"),

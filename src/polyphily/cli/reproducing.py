@@ -368,6 +368,8 @@ def _list(name: str | None, as_json: bool) -> None:
         return
     for paper in papers:
         sheets.print_contents(paper, found[paper.name])
+    everything = [item for items in found.values() for item in items]
+    Console(highlight=False).print(escape(contents.closing(everything)))
 
 
 def _forms(text: str) -> tuple[str, ...]:

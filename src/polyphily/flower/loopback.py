@@ -109,8 +109,9 @@ def graph_file(workdir: Path, name: str) -> Path:
 
 
 def write_graph(file: Path, graph: Graph) -> None:
-    """Write a graph with its split in the format of a site's own files."""
+    """Write a graph with its split and its node ids in the format of a site's own files."""
     assert graph.masks is not None
+    ids: dict[str, Any] = {} if graph.node_ids is None else {"node_ids": graph.node_ids}
     x = sp.csr_array(graph.features).toarray() if sp.issparse(graph.features) else graph.features
     np.savez(
         file,
@@ -120,6 +121,7 @@ def write_graph(file: Path, graph: Graph) -> None:
         train_mask=graph.masks.train,
         val_mask=graph.masks.val,
         test_mask=graph.masks.test,
+        **ids,
     )
 
 

@@ -6,11 +6,13 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from polyphily.errors import unknown
+from polyphily.graphs.datasets import is_present
 from polyphily.papers import plan
-from polyphily.papers.exhibits import Exhibit, exhibits
+from polyphily.papers.exhibits import RUNS, Exhibit, exhibits
 from polyphily.papers.tables import AVERAGE, Paper, Table
 
 FIGURE = "figure-"
@@ -28,6 +30,8 @@ class Item:
         state: "runs", or what is missing.
         table: its published scores, if it has any.
         exhibit: what makes it, if it is a figure or a computed table.
+        absent: the datasets that it needs and that are not here.
+        unknown: the rows, or methods, that this library does not have.
     """
 
     paper: str
@@ -36,6 +40,8 @@ class Item:
     state: str
     table: Table | None = None
     exhibit: Exhibit | None = None
+    absent: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -61,8 +67,13 @@ def contents(paper: Paper) -> list[Item]:
     found = []
     for name in {*paper.tables, *drawn}:
         table, exhibit = paper.tables.get(name), drawn.get(name)
-        shown = exhibit or _as_exhibit(paper, paper.tables[name])
-        found.append(Item(paper.name, name, shown.title, shown.state(), table, exhibit))
+        if exhibit is None:
+            found.append(_scores(paper, paper.tables[name]))
+            continue
+        absent = tuple(dataset for dataset in exhibit.datasets if not is_present(dataset))
+        lacking = tuple(method for method in exhibit.methods if method not in plan.registered())
+        title, state = exhibit.title, exhibit.state()
+        found.append(Item(paper.name, name, title, state, table, exhibit, absent, lacking))
     return sorted(found, key=lambda item: _number(item.name))
 
 
@@ -94,19 +105,56 @@ def as_row(paper: Paper, item: Item) -> dict[str, object]:
         "numbers": len(entries),
         "runnable": sum(plan.obstacle(paper, entry) is None for entry in entries),
         "state": item.state,
+        "needs_data": list(item.absent),
+        "rows_without_method": list(item.unknown),
         "command": item.command,
     }
 
 
-def _as_exhibit(paper: Paper, table: Table) -> Exhibit:
-    """Return what a table of scores needs."""
+def _scores(paper: Paper, table: Table) -> Item:
+    """Return a table of scores, with what its numbers need."""
     entries = [e for e in table.entries if AVERAGE not in (e.dataset, e.method)]
-    return Exhibit(
-        table.name,
-        table.title,
-        datasets=list(dict.fromkeys(entry.dataset for entry in entries)),
-        methods=list(dict.fromkeys(paper.variant(entry.method).method for entry in entries)),
-    )
+    reasons = [plan.obstacle(paper, entry) for entry in entries]
+
+    def names(reason: str, field: str) -> tuple[str, ...]:
+        found = (getattr(e, field) for e, r in zip(entries, reasons, strict=True) if r == reason)
+        return tuple(dict.fromkeys(found))
+
+    def of_all(reason: str) -> str:
+        return f"{reasons.count(reason)} of {len(entries)} numbers"
+
+    absent, rows = names(plan.NO_DATA, "dataset"), names(plan.NO_METHOD, "method")
+    parts = [RUNS] if None in reasons else []
+    if absent:
+        share = f" for {of_all(plan.NO_DATA)}" if parts else ""
+        parts.append(f"needs data {', '.join(absent)}{share}")
+    if rows:
+        parts.append(f"no method for the rows {', '.join(rows)} ({of_all(plan.NO_METHOD)})")
+    state = "; ".join(parts)
+    return Item(paper.name, table.name, table.title, state, table, absent=absent, unknown=rows)
+
+
+def closing(items: Iterable[Item]) -> str:
+    """Return a sentence on how many tables and figures run, and one on what the rest needs."""
+    possible = [item for item in items if not item.illustration]
+    whole = sum(item.state == RUNS for item in possible)
+    part = sum(item.state.startswith(f"{RUNS};") for item in possible)
+    if whole == len(possible):
+        return f"All {whole} tables and figures run."
+    more = f", {part} more run in part" if part else ""
+    sentences = [f"{whole} of {len(possible)} tables and figures run as a whole{more}."]
+    if absent := _joined(item.absent for item in possible):
+        sentences.append(
+            f"The rest needs data that is not here: {absent}. `polyphily datasets` has the "
+            "sources; `polyphily inspect --dataset NAME` downloads one, or says how to get it."
+        )
+    if rows := _joined(item.unknown for item in possible):
+        sentences.append(f"These rows have no method in this library: {rows}.")
+    return " ".join(sentences)
+
+
+def _joined(names: Iterable[Sequence[str]]) -> str:
+    return ", ".join(dict.fromkeys(name for own in names for name in own))
 
 
 def _number(name: str) -> tuple[bool, int, str]:

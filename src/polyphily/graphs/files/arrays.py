@@ -26,11 +26,12 @@ from polyphily.graphs.graph import BoolArray, IntArray, Masks
 SUFFIXES = (".npz", ".pt")
 REQUIRED = ("x", "edge_index", "y")
 MASKS = ("train_mask", "val_mask", "test_mask")
+IDS = "node_ids"
 Array = npt.NDArray[Any]
 
 
 def read_arrays(path: Path) -> ClientFile:
-    """Read a graph from the arrays x, edge_index, y and, if there are any, the masks."""
+    """Read a graph from the arrays x, edge_index, y and, if there are any, masks and node_ids."""
     arrays = _load_npz(path) if path.suffix == ".npz" else _load_pt(path)
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:
@@ -48,7 +49,7 @@ def read_arrays(path: Path) -> ClientFile:
     if any(name in arrays for name in MASKS):
         masks = Masks(*(_mask(path, name, arrays.get(name), num_nodes) for name in MASKS))
         check_masks(masks, labels, f"{path}, train_mask", lambda node: f"{path}: node {node}")
-    ignored = [name for name in arrays if name not in (*REQUIRED, *MASKS)]
+    ignored = [name for name in arrays if name not in (*REQUIRED, *MASKS, IDS)]
     notes = [f"{listed(ignored)} of {path.name} ignored"] if ignored else []
     return ClientFile(
         path=path,
@@ -58,7 +59,7 @@ def read_arrays(path: Path) -> ClientFile:
         labels=labels,
         classes=classes,
         masks=masks,
-        node_ids=None,
+        node_ids=_ids(path, arrays[IDS], num_nodes) if IDS in arrays else None,
         notes=(*edge_notes(edges, num_nodes), *notes),
     )
 
@@ -152,6 +153,18 @@ def _mask(path: Path, name: str, mask: Array | None, num_nodes: int) -> BoolArra
     if not np.isin(mask, (0, 1)).all():
         raise UserError(f"{path}: {name} holds values other than 0 and 1: give one per node")
     return mask.astype(np.bool_)
+
+
+def _ids(path: Path, ids: Array, num_nodes: int) -> Array:
+    _check_kind(path, IDS, ids, "iuU", "integers or text")
+    _check_length(path, IDS, ids, num_nodes)
+    values, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise UserError(
+            f"{path}: {IDS} has '{values[counts.argmax()]}' {counts.max()} times: give every node "
+            "its own"
+        )
+    return ids
 
 
 def _check_kind(path: Path, name: str, array: Array, kinds: str, wanted: str) -> None:
