@@ -639,7 +639,8 @@ def test_the_demonstration_runs(cli: Cli, tmp_path: Path) -> None:
     for summary in found.values():
         assert summary["rounds"] == 2
         assert summary["partition"]["clients"] == 10
-    assert {path.name for path in (tmp_path / "demo").iterdir()} == {*found, "report.html"}
+    files = {"report.html", "board.md", "board.json"}
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {*found, *files}
 
 
 def test_without_a_report_nothing_is_recorded_for_one(

@@ -10,6 +10,10 @@ import pytest
 from polyphily.cli.comparing import _cells
 from polyphily.core.method import METHODS
 from polyphily.errors import TrainingError
+from polyphily.experiments.comparing import method_names
+from polyphily.report.blocks import Figure, Table
+from polyphily.report.content import content
+from polyphily.report.runs import read_runs
 from report.stories import call
 
 CELLS = ["--dataset", "csbm:nodes=40,gap=0.1,csbm:nodes=40,gap=0.8", "--clients", "2,3"]
@@ -83,10 +87,58 @@ def test_mistakes_are_refused_before_anything_runs(capsys: pytest.CaptureFixture
     assert not Path("c").exists()
 
 
-def test_all_stands_for_every_method() -> None:
-    from polyphily.cli.comparing import _methods
+def test_one_federation_has_a_board_too(capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--dataset", "csbm:nodes=40", "--clients", "2", "--rounds", "2", "--hidden", "8"]
+    files = ["--write", "t.tex", "--write", "t.csv", "--write", "t.md"]
+    assert call("compare", "local", "fedavg", *data, "--seeds", "0-2", "--out", "c", *files) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    for words in ("mean rank", "p against first", "s/round", "MB/round", "no p-value can be below"):
+        assert words in said
+    board = json.loads(Path("c/board.json").read_text(encoding="utf-8"))
+    assert board["ranking"]["blocks"] == 3
+    for file in ("t.tex", "t.csv", "t.md", "c/board.md", "c/board-ranks.svg"):
+        assert Path(file).stat().st_size > 0
+    sections = {s.id: s for s in content(read_runs([Path("c")])).sections}
+    figure = next(i for i in sections["result"].items if isinstance(i, Figure) and i.id == "ranks")
+    assert figure.panels[""]["methods"] == board["ranking"]["methods"]
+    assert figure.panels[""]["ranks"] == board["ranking"]["mean_ranks"]
+    table = next(
+        i for i in sections["result"].items if isinstance(i, Table) and "mean rank" in i.columns
+    )
+    assert [row[0] for row in table.rows] == board["ranking"]["methods"]
+    assert "Wilcoxon" in table.caption
 
-    assert _methods(["ALL"]) == sorted(METHODS)
+
+def test_one_seed_has_no_test(capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--dataset", "csbm:nodes=40", "--clients", "2", "--rounds", "2", "--hidden", "8"]
+    assert call("compare", "local", "fedavg", *data, "--out", "c") == 0
+    said = capsys.readouterr().out
+    assert "One seed of one cell" in said
+    assert "p against first" not in said
+    (result, *_) = content(read_runs([Path("c")])).sections
+    assert any("One seed" in point for point in result.points)
+    assert not any(isinstance(i, Figure) and i.id == "ranks" for i in result.items)
+
+
+def test_a_comparison_of_one_federation_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from polyphily.cli import training
+
+    data = ["--dataset", "csbm:nodes=40", "--clients", "2", "--rounds", "2", "--hidden", "8"]
+    assert call("compare", "fedavg", *data, "--out", "c", "--no-report") == 0
+    trained = []
+    train = training.train
+    monkeypatch.setattr(
+        training, "train", lambda e, *rest: trained.append(e.method.name) or train(e, *rest)
+    )
+    assert call("compare", "fedavg", "local", *data, "--out", "c", "--no-report") == 0
+    assert trained == ["local"]
+
+
+def test_all_stands_for_every_method() -> None:
+    assert method_names(["ALL"]) == sorted(METHODS)
 
 
 def test_names_are_split_at_commas_that_begin_no_option() -> None:

@@ -12,44 +12,61 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from polyphily.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from polyphily.core.method import Method, register
     from polyphily.core.settings import Settings
     from polyphily.errors import PolyphilyError, TrainingError, UserError
+    from polyphily.experiments.comparing import Comparison, compare
+    from polyphily.experiments.sweeping import Sweep, sweep
     from polyphily.graphs.graph import Graph, Masks
     from polyphily.graphs.loading import Federation, load
     from polyphily.runs.run import Result, run
+    from polyphily.runs.searching import tune
+    from polyphily.runs.trials import Searched
 
-__version__ = "0.1.0"
 
 _HOMES = {
+    "Comparison": "polyphily.experiments.comparing",
     "Federation": "polyphily.graphs.loading",
     "Graph": "polyphily.graphs.graph",
     "Masks": "polyphily.graphs.graph",
     "Method": "polyphily.core.method",
     "PolyphilyError": "polyphily.errors",
     "Result": "polyphily.runs.run",
+    "Searched": "polyphily.runs.trials",
     "Settings": "polyphily.core.settings",
+    "Sweep": "polyphily.experiments.sweeping",
     "TrainingError": "polyphily.errors",
     "UserError": "polyphily.errors",
+    "compare": "polyphily.experiments.comparing",
     "load": "polyphily.graphs.loading",
     "register": "polyphily.core.method",
     "run": "polyphily.runs.run",
+    "sweep": "polyphily.experiments.sweeping",
+    "tune": "polyphily.runs.searching",
 }
 
 __all__ = [
+    "Comparison",
     "Federation",
     "Graph",
     "Masks",
     "Method",
     "PolyphilyError",
     "Result",
+    "Searched",
     "Settings",
+    "Sweep",
     "TrainingError",
     "UserError",
+    "compare",
     "load",
     "register",
     "run",
+    "sweep",
+    "tune",
 ]
 
 

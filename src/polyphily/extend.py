@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from polyphily.core.metrics import Predictions as Predictions
     from polyphily.core.metrics import register_metric as register_metric
     from polyphily.core.optimizers import OptimizerSpec as OptimizerSpec
+    from polyphily.core.search import Choices as Choices
+    from polyphily.core.search import Range as Range
     from polyphily.errors import UserError as UserError
     from polyphily.graphs.datasets.info import DatasetInfo as DatasetInfo
     from polyphily.graphs.datasets.info import Part as Part
@@ -85,6 +87,7 @@ _HOMES = {
     "polyphily.core.local": ("Local",),
     "polyphily.core.cohort": ("Cohort", "TrainingGraph"),
     "polyphily.core.optimizers": ("OptimizerSpec",),
+    "polyphily.core.search": ("Range", "Choices"),  # the values that --tune tries
     # Messages, and what a method declares about them
     "polyphily.core.messages": (
         *("Message", "State", "Uploads", "as_model", "model_part", "to_each"),

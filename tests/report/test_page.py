@@ -18,6 +18,7 @@ from report.stories import DATA, call, compared
 
 LIMIT = 5_000_000
 EVERYTHING = {
+    "ranks",
     "spread",
     "convergence",
     "accuracy-homophily",
@@ -69,7 +70,7 @@ def test_one_run_is_drawn(folder: Path, browser: Any) -> None:
     assert call("report", folder / "fedgsp") == 0
     visit = Visit(browser, folder / "fedgsp" / "report.html")
     marks = visit.marks()
-    assert set(marks) == EVERYTHING - {"spread"}
+    assert set(marks) == EVERYTHING - {"ranks", "spread"}
     assert all(marks.values()), marks
     assert visit.complaints == []
     # Two seeds: a band about the curve.

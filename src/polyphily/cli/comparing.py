@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyphily.cli import options, ranks, training
-from polyphily.cli.training import PAGE, AsJson, Config, Page, Set, Track
-from polyphily.errors import PolyphilyError, UserError, unknown
+from polyphily.cli.training import PAGE, AsJson, Config, Page, Set, Track, Tune
+from polyphily.errors import PolyphilyError, UserError
 
 if TYPE_CHECKING:
-    from polyphily.papers.plan import Order
+    from polyphily.graphs.loading import Federation
     from polyphily.report.board import Board
+    from polyphily.runs.orders import Order, TuneRequest
+    from polyphily.runs.run import Execution
 
-ALL = "all"
-BOARD = "board"  # the stem of the files of a comparison over several federations
 CELL_WIDTH = 17  # columns of a terminal that a score takes
 SEVERAL = ("dataset", "partition", "clients")  # what may differ between federations
 Out = Annotated[
@@ -53,30 +53,36 @@ def compare(
     as_json: AsJson = False,
     report: Page = True,
     track: Track = None,
+    tune: Tune = None,
     **values: Any,
 ) -> None:
     """Train several methods on the same federation, or on several, and print their scores.
 
     --dataset cora,citeseer --partition louvain,metis --clients 5,10 stands for all eight
-    combinations. A comparison of several federations that was stopped goes on where it was if it is
-    called again with the same --out. A hyperparameter given with --set is used for the methods that
-    have it.
+    combinations. A comparison that was stopped goes on where it was if it is called again with the
+    same --out. A hyperparameter given with --set is used for the methods that have it. With --tune
+    20 every method gets a search of 20 trials in every federation.
     """
     from polyphily.cli import sheets
+    from polyphily.experiments.comparing import method_names
+    from polyphily.runs.orders import TuneRequest
+    from polyphily.runs.tracking import check_trackers
 
     sheets.check_files(write or [])
-    names = _methods(methods)
+    check_trackers(track or ())
+    wanted = TuneRequest.parse(tune) if tune else None
+    names = method_names(methods)
     cells = _cells(options.gather(None, values, set_ or [], config).data)
+    task = _Task(names, out, write or [], as_json, report, track or (), wanted)
     if len(cells) == 1:
         values |= cells[0]
-        if write:
-            raise UserError("--write is for several federations: name several datasets or clients")
-        _one(names, options.gather(None, values, set_ or [], config), out, as_json, report, track)
+        task.one(options.gather(None, values, set_ or [], config))
         return
     if ranks.team() is not None:
         raise UserError("compare: several processes share the clients of one federation only")
-    request = options.gather(None, values, set_ or [], config)
-    _several(names, request, cells, out, write or [], as_json, report)
+    if track:
+        raise UserError("--track is for one federation: name one dataset, partition and number")
+    task.several(options.gather(None, values, set_ or [], config), cells)
 
 
 def demo(
@@ -87,21 +93,10 @@ def demo(
 ) -> None:
     """Compare methods on ten synthetic clients with homophily from 0.1 to 0.9."""
     request = options.gather(None, {"rounds": rounds, **DEMO_DATA}, [], None)
-    _one(list(DEMO_METHODS), request, out, as_json, report, None)
+    _Task(list(DEMO_METHODS), out, [], as_json, report).one(request)
 
 
 # What is compared --------------------------------------------------------------------------------
-
-
-def _methods(given: Sequence[str]) -> list[str]:
-    from polyphily.core.method import METHODS
-
-    if [name.lower() for name in given] == [ALL]:
-        return sorted(METHODS)
-    names = [METHODS.find(name).name for name in given]
-    if len(set(names)) < len(names):
-        raise UserError("compare: a method is named twice")
-    return names
 
 
 def _cells(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -137,174 +132,199 @@ def _title(cell: dict[str, Any]) -> str:
     return " ".join(str(cell[name]) for name in SEVERAL if name in cell)
 
 
-# One federation ----------------------------------------------------------------------------------
+# Running -----------------------------------------------------------------------------------------
 
 
-def _one(
-    names: Sequence[str],
-    request: options.Request,
-    out: Path | None,
-    as_json: bool,
-    report: bool,
-    track: Sequence[str] | None,
+@dataclass(frozen=True)
+class _Task:
+    """What the user wants of a comparison.
+
+    Attributes:
+        names: the methods.
+        out: the folder of the runs, if one is given.
+        write: files for the table.
+        as_json: whether JSON is printed.
+        report: whether the report page is written.
+        track: the trackers that rounds are logged to.
+        tune: the search before every run.
+    """
+
+    names: Sequence[str]
+    out: Path | None
+    write: Sequence[Path]
+    as_json: bool
+    report: bool
+    track: Sequence[str] = ()
+    tune: TuneRequest | None = None
+
+    def one(self, request: options.Request) -> None:
+        """Run every method on one federation."""
+        from polyphily.cli import terminal
+        from polyphily.cli.reporting import Pages
+        from polyphily.experiments import comparing
+        from polyphily.report.board import Board
+
+        own = comparing.hyperparameters_by_method(self.names, request.hyperparameters)
+        federations, seconds = training.load_all(request)
+        first = federations[0]
+        _check_methods(own, request, first)
+        folder = ranks.leaders_folder(self.out or training.new_folder("compare", first))
+        terminal.notes(first.notes)
+        pages, title = Pages(self.report), _title(request.data)
+
+        def train(execution: Execution, done: int) -> dict[str, Any]:
+            summary = training.train(execution, done, self.track, self.report)
+            if execution.folder:
+                pages.add(training.with_all_clients(execution))
+            return summary
+
+        if ranks.team() is not None:
+            summaries = {}
+            for name in self.names:
+                asked = replace(request, hyperparameters=own[name])
+                if self.tune:
+                    asked = training.tuned(name, asked, federations, self.tune, folder / name)
+                run = training.prepare(name, asked, federations, seconds, folder / name)
+                summaries[title, name] = train(run, 0)
+            if not run.folder:  # the first rank has the folder and prints
+                return
+            board = Board(self.names, [title], summaries)
+        else:
+            orders = {
+                (title, name): self._order(name, own[name], request.data, request)
+                for name in self.names
+            }
+            board = comparing.run_board(
+                orders,
+                {key: folder / key[1] for key in orders},
+                train,
+                loaded={title: federations},
+                tuner=training.tuner,
+                on_failure=_raise,
+            )
+        places = {key: folder / key[1] for key in board.summaries}
+        self._finish(board, folder, places, lambda: self._print_one(board))
+
+    def several(self, request: options.Request, cells: Sequence[dict[str, Any]]) -> None:
+        """Run every method on every federation; failures are reported, and the rest goes on."""
+        from polyphily.cli import terminal
+        from polyphily.experiments import comparing
+        from polyphily.runs.folder import safe_name
+
+        own = comparing.hyperparameters_by_method(self.names, request.hyperparameters)
+        titles = [_title(cell) for cell in cells]
+        orders = {
+            (title, name): self._order(name, own[name], {**request.data, **cell}, request)
+            for title, cell in zip(titles, cells, strict=True)
+            for name in self.names
+        }
+        comparing.check_orders(orders.values(), request.assigned)
+        usual = safe_name("-".join(["compare", *dict.fromkeys(titles)]))[:80]
+        folder = self.out or Path("runs") / usual
+
+        def announce(number: int, key: tuple[str, str]) -> None:
+            text = f"{number}/{len(orders)}  {key[0]}, {key[1]}"
+            terminal.err.print(text, style="dim", markup=False)
+
+        places = {key: comparing.place(folder, key, len(cells)) for key in orders}
+        board = comparing.run_board(
+            orders,
+            places,
+            lambda execution, done: training.train(execution, done),
+            tuner=training.tuner,
+            announce=announce,
+            on_failure=lambda key, error: terminal.notes([f"{key[0]}, {key[1]}: {error}"]),
+        )
+        self._finish(board, folder, places, lambda: _print_several(board))
+        if board.failures:
+            raise typer.Exit(1)
+
+    def _order(
+        self,
+        name: str,
+        hyperparameters: dict[str, Any],
+        data: dict[str, Any],
+        request: options.Request,
+    ) -> Order:
+        from polyphily.runs.orders import Order
+
+        seeds = tuple(request.seeds)
+        return Order(name, hyperparameters, data, seeds, request.settings, tune=self.tune)
+
+    def _finish(
+        self,
+        board: Board,
+        folder: Path,
+        places: Mapping[tuple[str, str], Path],
+        show: Callable[[], None],
+    ) -> None:
+        """Write the files of a board and the page, and print."""
+        from polyphily.cli import terminal
+        from polyphily.cli.reporting import Pages
+        from polyphily.experiments.comparing import write_board
+
+        files = write_board(board, folder, self.write)
+        pages = Pages(self.report)
+        pages.folders = [places[key] for key in board.summaries] if self.report else []
+        page = pages.write(folder / PAGE)
+        if self.as_json:
+            typer.echo(json.dumps(self._json(board)))
+            return
+        show()
+        for file in files:
+            terminal.print_line(f"written: {file}")
+        terminal.print_line(f"{'run folder' if len(board.cells) == 1 else 'runs'}: {folder}")
+        if page:
+            terminal.print_line(f"report: {page}")
+
+    def _json(self, board: Board) -> dict[str, Any]:
+        """Return the summaries of one federation by method; of several, the board."""
+        if len(board.cells) > 1:
+            return board.to_dict()
+        return {method: dict(summary) for (_, method), summary in board.summaries.items()}
+
+    def _print_one(self, board: Board) -> None:
+        from polyphily.cli import sheets, terminal
+
+        title = board.cells[0]
+        terminal.comparison([board.summaries[title, name] for name in self.names])
+        if len(self.names) > 1:
+            if board.ranking and board.ranking.blocks > 1:
+                terminal.out.print()
+                sheets.print_grid(board.rank_grid())
+            sheets.print_notes(board.notes())
+
+
+def _raise(key: tuple[str, str], error: PolyphilyError) -> None:
+    """End the comparison: with one federation, a failure is not left behind."""
+    raise error
+
+
+def _check_methods(
+    own: dict[str, dict[str, Any]], request: options.Request, first: Federation
 ) -> None:
-    from polyphily.cli import terminal
-    from polyphily.cli.reporting import Pages
+    """Check all methods on a federation before the first one is trained."""
     from polyphily.core.method import check_effects, create
     from polyphily.core.sampling import check_sampling
     from polyphily.core.settings import from_mapping
     from polyphily.privacy.differential import check_privacy
     from polyphily.runtime.network import complete
 
-    own = _hyperparameters(names, request)
-    federations, seconds = training.load_all(request)
-    settings, first = from_mapping(request.settings), federations[0]
-    for name in names:  # check all methods before the first one is trained
-        method = create(name, own[name])
-        check_effects(method, request.assigned & own[name].keys())
+    settings = from_mapping(request.settings)
+    for name, hyperparameters in own.items():
+        method = create(name, hyperparameters)
+        check_effects(method, request.assigned & hyperparameters.keys())
         filled = complete(settings, method, first.kind, first.metric, dense=first.dense)
         check_privacy(method, filled, len(first))
         check_sampling(method, filled)
-    folder = ranks.leaders_folder(out or training.new_folder("compare", first))
-    terminal.notes(first.notes)
-    summaries, pages = [], Pages(report)
-    for name in names:
-        asked = replace(request, hyperparameters=own[name])
-        execution = training.prepare(name, asked, federations, seconds, folder / name)
-        summaries.append(training.train(execution, 0, track or (), report))
-        if execution.folder:
-            pages.add(training.with_all_clients(execution))
-    if not execution.folder:  # the first rank has the folder and prints
-        return
-    page = pages.write(folder / PAGE)
-    if as_json:
-        typer.echo(json.dumps({summary["method"]: summary for summary in summaries}))
-    else:
-        terminal.comparison(summaries, folder)
-        if page:
-            terminal.print_line(f"report: {page}")
 
 
-def _hyperparameters(names: Sequence[str], request: options.Request) -> dict[str, dict[str, Any]]:
-    """Return those hyperparameters of the request that each method has."""
-    from polyphily.core.method import settable
-
-    known = {name: settable(name) for name in names}
-    for given in request.hyperparameters:
-        if not any(given in own for own in known.values()):
-            raise unknown("hyperparameter", given, set().union(*known.values()))
-    return {
-        name: {k: v for k, v in request.hyperparameters.items() if k in own}
-        for name, own in known.items()
-    }
-
-
-# Several federations -----------------------------------------------------------------------------
-
-
-def _several(
-    names: Sequence[str],
-    request: options.Request,
-    cells: Sequence[dict[str, Any]],
-    out: Path | None,
-    write: Sequence[Path],
-    as_json: bool,
-    report: bool,
-) -> None:
-    """Run every method on every federation; failures are reported, and the rest goes on."""
+def _print_several(board: Board) -> None:
     from polyphily.cli import sheets, terminal
-    from polyphily.papers import runner
-    from polyphily.papers.plan import Order
-    from polyphily.report.board import Board
-    from polyphily.runs.folder import safe_name
 
-    own = _hyperparameters(names, request)
-    titles = [_title(cell) for cell in cells]
-    orders: dict[tuple[str, str], Order] = {
-        (title, name): Order(
-            name, own[name], {**request.data, **cell}, tuple(request.seeds), request.settings
-        )
-        for title, cell in zip(titles, cells, strict=True)
-        for name in names
-    }
-    _check(orders, request)
-    folder = out or Path("runs") / safe_name("-".join(["compare", *dict.fromkeys(titles)]))[:80]
-    summaries: dict[tuple[str, str], Any] = {}
-    failures: dict[tuple[str, str], str] = {}
-    for number, (key, order) in enumerate(orders.items(), 1):
-        place = folder / safe_name(key[0]) / key[1]
-        if not runner.is_finished(order, place):
-            text = f"{number}/{len(orders)}  {key[0]}, {key[1]}"
-            terminal.err.print(text, style="dim", markup=False)
-        try:
-            summaries[key] = runner.run(order, place, training.train)
-        except PolyphilyError as error:
-            failures[key] = str(error)
-            terminal.notes([f"{key[0]}, {key[1]}: {error}"])
-    board = Board(names, titles, summaries, failures)
-    files = _write(board, folder, write)
-    if as_json:
-        typer.echo(json.dumps(board.to_dict()))
-    else:
-        longest = max(len(word) + 2 for title in titles for word in title.split())
-        beside = max(1, (terminal.out.width - 12) // max(CELL_WIDTH, longest))
-        for start in range(0, len(titles), beside):
-            sheets.print_grid(board.score_grid(titles[start : start + beside]))
-        sheets.print_grid(board.rank_grid())
-        sheets.print_notes(board.notes())
-        for file in files:
-            terminal.print_line(f"written: {file}")
-        terminal.print_line(f"runs: {folder}")
-    if report and summaries:
-        _page(folder, [orders[key] for key in summaries], as_json)
-    if failures:
-        raise typer.Exit(1)
-
-
-def _check(orders: dict[tuple[str, str], Order], request: options.Request) -> None:
-    """Refuse mistakes before anything runs: unknown names, impossible and idle values."""
-    from polyphily.core.method import check_effects, create
-    from polyphily.core.settings import from_mapping
-
-    from_mapping(request.settings)
-    for order in orders.values():
-        method = create(order.method, order.hyperparameters)
-        check_effects(method, request.assigned & order.hyperparameters.keys())
-
-
-def _write(board: Board, folder: Path, write: Sequence[Path]) -> list[Path]:
-    """Write the table, the data behind it and the diagram of ranks; return the files."""
-    from polyphily.report import figures
-    from polyphily.report.grids import to_csv, to_latex, to_markdown
-    from polyphily.runs.folder import write_text
-
-    grid, notes = board.grid(), board.notes()
-    texts = {
-        ".md": to_markdown(grid) + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n",
-        ".csv": to_csv([grid]),
-        ".tex": to_latex(grid, notes) + "\n",
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{BOARD}.json", json.dumps(board.to_dict(), indent=2) + "\n")
-    files = [folder / f"{BOARD}.md", *write]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, texts[file.suffix.lower()])
-    ranked = board.ranking
-    if ranked and len(ranked.methods) > 1 and ranked.blocks > 1:
-        diagram = figures.critical_difference(ranked)
-        for suffix in (".svg", ".png"):
-            files.append(folder / f"{BOARD}-ranks{suffix}")
-            figures.save(diagram, files[-1])
-    return files
-
-
-def _page(folder: Path, orders: Sequence[Order], as_json: bool) -> None:
-    """Write the report page of all runs."""
-    from polyphily.cli import terminal
-    from polyphily.cli.reporting import write_page
-    from polyphily.report import runs
-
-    page = write_page(runs.read_runs([folder]), folder / PAGE)
-    if not as_json:
-        terminal.print_line(f"report: {page}")
+    longest = max(len(word) + 2 for title in board.cells for word in title.split())
+    beside = max(1, (terminal.out.width - 12) // max(CELL_WIDTH, longest))
+    for start in range(0, len(board.cells), beside):
+        sheets.print_grid(board.score_grid(board.cells[start : start + beside]))
+    sheets.print_grid(board.rank_grid())
+    sheets.print_notes(board.notes())

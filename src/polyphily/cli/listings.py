@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from polyphily.core.search import Search
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -61,6 +64,7 @@ def show_method(
     up, down = describe(method)
     up = [{**row, "dp": TREATMENTS[Role(row["role"])]} for row in up]
     refusal = method.reason_against_sums(example_sizes(method))
+    ranges = cls.search_ranges()
     parameters = [
         {
             "name": field.name,
@@ -70,6 +74,7 @@ def show_method(
             "code": field.metadata.get("code"),
             "meaning": field.metadata.get("doc", ""),
             "choices": list(field.metadata.get("choices", ())),
+            "search": search.to_dict() if (search := ranges.get(field.name)) else None,
         }
         for field in cls.hyperparameters().values()
     ]
@@ -102,7 +107,7 @@ def show_method(
     hint += ", code=on those of its authors' code" if cls.code_form() else ""
     console.print(f"\n[bold]Hyperparameters[/bold] (--set name=value{hint})")
     if parameters:
-        rows = [_hyperparameter_row(p) for p in parameters]
+        rows = [_hyperparameter_row(p, ranges.get(p["name"])) for p in parameters]
         columns = {"name": "name", "value": "value", "meaning": "meaning"}
         console.print(_indented(_table(rows, columns)))
     else:
@@ -268,19 +273,20 @@ def _paragraphs(doc: str | None) -> str:
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(doc or "").split("\n\n"))
 
 
-def _hyperparameter_row(parameter: dict[str, Any]) -> dict[str, str]:
-    """Return the cells of a hyperparameter: name and symbol, default, meaning and choices."""
+def _hyperparameter_row(parameter: dict[str, Any], search: Search | None) -> dict[str, str]:
+    """Return the cells of a hyperparameter: name, default, meaning, choices and search range."""
 
     def number(value: Any) -> str:
         return str(float(f"{value:.4g}")) if isinstance(value, float) else str(value)
 
     p = parameter
     choices = f"one of: {', '.join(p['choices'])}" if p["choices"] else ""
+    tuned = f"--tune: {search}" if search else ""
     forms = [f"{form}: {number(p[form])}" for form in ("paper", "code") if p[form] is not None]
     return {
         "name": " ".join(dict.fromkeys([p["name"], p["symbol"]])).strip(),
         "value": number(p["default"]),
-        "meaning": "\n".join(filter(None, (p["meaning"], choices, *forms))),
+        "meaning": "\n".join(filter(None, (p["meaning"], choices, *forms, tuned))),
     }
 
 

@@ -23,10 +23,13 @@ from rich.progress import (
 from rich.table import Table
 
 from polyphily.core.method import VIEW_OF
+from polyphily.report.runs import show
 from polyphily.report.words import WARM_UP, in_warm_up, percent, size, span
 from polyphily.runs.run import Progress as RoundCallback
-from polyphily.runs.tuning import Trial, Tuned
+from polyphily.runs.searching import Report, Standing
+from polyphily.runs.trials import Searched, SearchTrial
 
+TOP = 5  # trials of a search that are printed
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -77,20 +80,83 @@ def notes(lines: Sequence[str]) -> None:
         err.print(f"[yellow]note:[/yellow] {escape(line)}", soft_wrap=True)
 
 
-def trials(tuned: Tuned) -> None:
-    """Print the trials of `--tune` on standard error, best first."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("lr", "weight decay", f"validation {tuned.metric}"):
-        table.add_column(title, justify="right")
+@contextmanager
+def searching(method: str, trials: int) -> Iterator[Report | None]:
+    """Show a progress line of a search: the trial, its rounds, and the best score so far.
 
-    def score(trial: Trial) -> float:
-        return trial.score(tuned.view, tuned.metric)
+    Yields:
+        A function that takes the standing of the search; None if standard error is no terminal.
+    """
+    if not err.is_terminal:
+        yield None
+        return
+    columns: list[ProgressColumn] = [
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}", table_column=None),
+        BarColumn(bar_width=20),
+        TextColumn("[cyan]{task.fields[score]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    ]
+    with Progress(*columns, console=err, transient=False) as progress:
+        task = progress.add_task(f"{method} trials", total=None, score="")
 
-    for trial in sorted(tuned.trials, key=score, reverse=True):
-        style = "bold" if trial is tuned.best else ""
-        cells = (f"{trial.lr:g}", f"{trial.weight_decay:g}", percent(score(trial)))
-        table.add_row(*cells, style=style)
+        def report(now: Standing) -> None:
+            best = "" if now.best is None else f"best val {now.metric} {percent(now.best, 1)}"
+            progress.update(
+                task,
+                description=f"{now.method} trial {now.trial}/{now.trials}",
+                total=now.trials * now.rounds,
+                completed=(now.trial - 1) * now.rounds + now.round,
+                score=best,
+            )
+
+        yield report
+        progress.update(task, total=1, completed=1, description=f"{method} {trials} trials")
+
+
+def trials(found: Searched) -> None:
+    """Print the trials of a search on standard error: the best, and the defaults."""
+    notes(found.notes)
+    ranked = found.ranked()
+    shown = ranked[:TOP]
+    if found.trials[0] not in shown:
+        shown.append(found.trials[0])
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("trial", f"val {found.metric}", "lr", "decay"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("values")
+    if len(found.trials) == 1:  # rates alone were tried
+        _add_rates(table, found.trials[0], found.view)
+    for trial in shown if len(found.trials) > 1 else ():
+        pair = trial.best(found.view)
+        rates = (f"{pair.lr:g}", f"{pair.weight_decay:g}") if pair else ("–", "–")
+        values = ", ".join(f"{name} {show(value)}" for name, value in trial.values.items())
+        words = f"failed: {trial.failure}" if trial.failure else values
+        table.add_row(
+            str(trial.number) + (" defaults" if trial.number == 0 else ""),
+            percent(trial.score(found.view)),
+            *rates,
+            escape(words),
+            style="bold" if trial is found.best else "",
+        )
+    count = len(found.trials)
+    words = f"{count} trials" if count > 1 else "rates tried"
+    err.print(f"[bold]{found.method}[/bold]: {words}, chosen by validation (no test score is used)")
     err.print(table)
+
+
+def _add_rates(table: Table, trial: SearchTrial, view: str) -> None:
+    """Add a row for each pair of rates of a trial, the best first."""
+    best = trial.best(view)
+    for pair in sorted(trial.rates, key=lambda p: -(p.score(view) or -1.0)):
+        table.add_row(
+            "",
+            percent(pair.score(view)),
+            f"{pair.lr:g}",
+            f"{pair.weight_decay:g}",
+            escape(f"failed: {pair.failure}" if pair.failure else ""),
+            style="bold" if pair is best else "",
+        )
 
 
 def one_run(summary: Mapping[str, Any], folder: Path) -> None:
@@ -133,6 +199,10 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
         f"{size(summary['bytes_up_per_round'])} up and "
         f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
     )
+    if tuning := summary.get("tuning"):
+        failed = f", {tuning['failed']} of them failed" if tuning["failed"] else ""
+        count = f"{tuning['trials']} trial{'s' if tuning['trials'] > 1 else ''}"
+        out.print(f"[dim]tuned: {count}{failed}, see {tuning['file']}[/dim]")
     for stage in summary.get("stages", []):
         out.print(
             f"[dim]stage {stage['name']}: {stage['rounds']} rounds, {stage['seconds']:.1f} s, "
@@ -155,7 +225,7 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     print_line(f"run folder: {folder}")
 
 
-def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def comparison(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print several methods side by side, each in its own view at its best validation round."""
     metric = summaries[0]["selection"]["metric"]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -190,7 +260,6 @@ def comparison(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
     out.print(table)
     out.print("[dim]at the best validation round; client mean ± deviation between clients[/dim]")
     closing_notes(summaries)
-    print_line(f"run folder: {folder}")
 
 
 def closing_notes(summaries: Sequence[Mapping[str, Any]]) -> None:

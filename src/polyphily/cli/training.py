@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyphily.cli import options, ranks
-from polyphily.errors import UserError
+from polyphily.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
     from polyphily.engines.simulation import Simulation
     from polyphily.graphs.loading import Federation
+    from polyphily.runs.orders import Order, TuneRequest
     from polyphily.runs.run import Execution, Progress
     from polyphily.runs.together import Together
+    from polyphily.runs.trials import Searched
 
 Config = Annotated[
     Path | None,
@@ -39,8 +41,8 @@ Tune = Annotated[
     list[str] | None,
     typer.Option(
         "--tune",
-        help="Try these values first, in one pass, and run with those that validate best: "
-        "lr=0.003,0.01,0.03; repeat for weight_decay=0,0.0005.",
+        help="Search first, and run with what validates best: a number of trials (20), learning "
+        "rates and decays that every trial tries (lr=0.003,0.01), or both; repeat for more.",
     ),
 ]
 Track = Annotated[
@@ -76,10 +78,12 @@ def run(
     """Train a federation with one method."""
     from polyphily.cli import terminal
     from polyphily.cli.reporting import Pages
-    from polyphily.core.method import check_effects, create
+    from polyphily.core.method import METHODS, check_effects, create
+    from polyphily.runs.orders import TuneRequest
     from polyphily.runs.tracking import check_trackers
 
     check_trackers(track or ())
+    wanted = TuneRequest.parse(tune) if tune else None
     if resume:
         given = [name for name in values if name != "rounds"]
         if method or config or set_ or out or tune or given:
@@ -92,8 +96,9 @@ def run(
         federations, seconds = load_all(request)
         name = request.method
         check_effects(create(name, request.hyperparameters), request.assigned)
-        if tune:
-            request = _tune(name, request, federations, tune)
+        if wanted:
+            out = ranks.leaders_folder(out or new_folder(METHODS.find(name).name, federations[0]))
+            request = tuned(name, request, federations, wanted, out)
         execution, done = prepare(name, request, federations, seconds, out), 0
     terminal.notes(execution.federations[0].notes)
     summary = train(execution, done, track or (), report)
@@ -191,24 +196,71 @@ def restore(folder: Path) -> Execution:
     return execution
 
 
-def _tune(
-    method: str, request: options.Request, federations: list[Federation], values: list[str]
+def tuned(
+    method: str,
+    request: options.Request,
+    federations: list[Federation],
+    wanted: TuneRequest,
+    folder: Path,
 ) -> options.Request:
-    """Return the request with the learning rate and decay that validate best."""
-    from polyphily.cli import terminal
-    from polyphily.core.method import create
-    from polyphily.core.settings import from_mapping
-    from polyphily.runs import tuning
+    """Return the request with what a search chose; its trials are kept in the run folder.
 
-    tuned = tuning.tune(
-        create(method, request.hyperparameters),
-        federations,
-        from_mapping(request.settings),
-        tuning.parse_rates(values),
+    Under torchrun the first rank searches, and the others take what it found.
+    """
+    from polyphily.runs.folder import RunFolder
+    from polyphily.runs.orders import Order
+
+    order = Order(
+        method,
+        request.hyperparameters,
+        request.data,
+        tuple(request.seeds),
+        request.settings,
+        tune=wanted,
     )
-    terminal.trials(tuned)
-    rates = {"lr": tuned.best.lr, "weight_decay": tuned.best.weight_decay}
-    return replace(request, settings=request.settings | rates)
+    chosen: dict[str, Any] = {}
+
+    def work() -> None:
+        RunFolder(folder).refuse_another_run()
+        try:
+            found = tuner(order, federations, folder)
+        except TrainingError as error:
+            if ranks.team() is None:
+                raise
+            raise UserError(str(error)) from None  # which reaches the other ranks
+        chosen.update(set=found.hyperparameters, settings=found.settings)
+
+    ranks.at_leader(work)
+    team = ranks.team()
+    agreed = chosen if team is None else team.same(chosen)
+    return replace(
+        request,
+        hyperparameters=request.hyperparameters | agreed["set"],
+        settings=request.settings | agreed["settings"],
+    )
+
+
+def tuner(order: Order, federations: Sequence[Federation], folder: Path | None) -> Searched:
+    """Make the search of an order with a progress line, and print its best trials."""
+    from polyphily.cli import terminal
+    from polyphily.runs.searching import search
+
+    assert order.tune
+    if order.settings.get("dp", "off") != "off":
+        terminal.notes(["--dp: the epsilon of the summary is that of the run, without its trials"])
+    with terminal.searching(order.method, order.tune.trials) as report:
+        found = search(
+            order.method,
+            federations,
+            order.settings,
+            order.hyperparameters,
+            trials=order.tune.trials,
+            rates=order.tune.rates,
+            folder=folder,
+            report=report,
+        )
+    terminal.trials(found)
+    return found
 
 
 def _resume(folder: Path, rounds: int | None) -> tuple[Execution, int]:

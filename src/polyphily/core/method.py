@@ -27,6 +27,7 @@ from polyphily.core.messages import (
     reason_against_sums,
 )
 from polyphily.core.optimizers import OptimizerSpec
+from polyphily.core.search import Search, check_search
 from polyphily.errors import UserError, unknown
 from polyphily.nn import backbones
 from polyphily.nn.backbones import Backbone, Shape
@@ -37,6 +38,7 @@ VIEW_OF = {"global": "received", "personal": "trained"}
 PAPER = "paper"  # `--set paper=on`: every hyperparameter as the paper has it
 CODE = "code"  # `--set code=on`: as the authors' code has it, without its defects
 FORMS = (PAPER, CODE)
+SEARCH = "search"  # where the metadata of a hyperparameter have its search range
 
 
 def parameter(
@@ -47,6 +49,7 @@ def parameter(
     choices: Sequence[str] = (),
     paper: Any = None,
     code: Any = None,
+    search: Search | None = None,
 ) -> Any:
     """Declare a hyperparameter.
 
@@ -58,18 +61,22 @@ def parameter(
         paper: the paper's value where that is another (`--set paper=on` takes it).
         code: the value in the authors' code where that differs from the paper's (`--set code=on`
             takes it).
+        search: the values that tuning may try (`--tune`); None keeps it out of the search.
     """
     if not isinstance(default, bool | int | float | str):
         raise TypeError(
             f"parameter({default!r}, …): the default must be a bool, int, float or str, because "
             "its type is how values from the command line are read"
         )
+    if search is not None:
+        check_search(search, default, tuple(choices))
     metadata = {
         "doc": doc,
         "symbol": symbol,
         "choices": tuple(choices),
         PAPER: paper,
         CODE: code,
+        SEARCH: search,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -226,6 +233,12 @@ class Method:
     @classmethod
     def hyperparameters(cls) -> dict[str, dataclasses.Field[Any]]:
         return {f.name: f for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def search_ranges(cls) -> dict[str, Search]:
+        """Return the ranges of the hyperparameters that tuning searches."""
+        found = {n: f.metadata.get(SEARCH) for n, f in cls.hyperparameters().items()}
+        return {name: search for name, search in found.items() if search is not None}
 
     @classmethod
     def paper_form(cls) -> dict[str, Any]:

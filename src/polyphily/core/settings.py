@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from polyphily.core.budget import OFF, Budget
+from polyphily.core.search import Choices, Range, Search
 from polyphily.errors import UserError, unknown
 
 ENGINES = ("stacked", "sequential", "flower")
@@ -180,6 +181,14 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
     "threads": (0, 1024, "0 to 1024"),
     "batch": (0, _ANY, "at least 0"),
 }
+
+SEARCHED: dict[str, Search] = {
+    "epochs": Range(1, 5),
+    "hidden": Choices(32, 64, 128),
+    "layers": Choices(2, 3),
+    "dropout": Range(0.0, 0.8),
+}
+"""The settings that tuning searches for every method alike, beside learning rate and decay."""
 
 
 def choices() -> dict[str, tuple[str, ...]]:

@@ -28,6 +28,7 @@ from polyphily.core.messages import (
     to_each,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import BACKBONES, Backbone, Output, Shape, Stack
 from polyphily.nn.draws import Draws
@@ -70,10 +71,16 @@ class FedFA(FedAvg):
     )
 
     probability: float = parameter(
-        0.5, "probability that a layer's features are augmented in a step", symbol="p"
+        0.5,
+        "probability that a layer's features are augmented in a step",
+        symbol="p",
+        search=Range(0.1, 0.9),
     )
     decay: float = parameter(
-        0.99, "share of the running statistics that a step keeps, below 1", symbol="α"
+        0.99,
+        "share of the running statistics that a step keeps, below 1",
+        symbol="α",
+        search=Range(0.9, 0.999),
     )
     groups: int = parameter(
         16, f"groups of a client's nodes, fewer if they had less than {LEAST} nodes", symbol="B"

@@ -22,6 +22,7 @@ from polyphily.core.messages import (
     statistic,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.mixing import ALONE, Mixing
 from polyphily.nn.segments import Segments
 
@@ -73,11 +74,21 @@ class FedGTA(Mixing):
     )
     orders: int = parameter(6, "highest order of the moments", symbol="P")
     threshold: float = parameter(
-        0.5, "cosine above which two clients are partners; 1: none are", symbol="ε"
+        0.5,
+        "cosine above which two clients are partners; 1: none are",
+        symbol="ε",
+        search=Range(0.1, 0.95),
     )
-    propagation: int = parameter(5, "steps of label propagation", symbol="k")
-    restart: float = parameter(0.5, "share of the initial labels in each step", symbol="α")
-    temperature: float = parameter(20.0, "temperature of the labels in the confidence", symbol="T")
+    propagation: int = parameter(5, "steps of label propagation", symbol="k", search=Range(1, 10))
+    restart: float = parameter(
+        0.5, "share of the initial labels in each step", symbol="α", search=Range(0.1, 0.9)
+    )
+    temperature: float = parameter(
+        20.0,
+        "temperature of the labels in the confidence",
+        symbol="T",
+        search=Range(1.0, 50.0, log=True),
+    )
     confidence: str = parameter(
         "topology",
         "what a model weighs: the confidence H (topology), or the client's number of nodes (nodes)",

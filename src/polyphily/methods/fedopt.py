@@ -9,6 +9,7 @@ import torch
 
 from polyphily.core.messages import Declared, Message, Sizes, State, Uploads, as_model, model_part
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 
 MEAN, SQUARE = "mean/", "square/"
@@ -22,10 +23,14 @@ class FedOpt(FedAvg):
     rule: str = parameter(
         "adam", "how v follows D^2", choices=("adam", "yogi", "adagrad"), symbol="v"
     )
-    server_lr: float = parameter(0.01, "the server's learning rate", symbol="η")
+    server_lr: float = parameter(
+        0.01, "the server's learning rate", symbol="η", search=Range(1e-3, 0.1, log=True)
+    )
     beta1: float = parameter(0.9, "decay of the first moment", symbol="β1")
     beta2: float = parameter(0.99, "decay of the second moment", symbol="β2")
-    adaptivity: float = parameter(1e-3, "added to sqrt(v)", symbol="τ")
+    adaptivity: float = parameter(
+        1e-3, "added to sqrt(v)", symbol="τ", search=Range(1e-5, 0.1, log=True)
+    )
 
     def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
         return super().uploads(sizes)  # this server needs only the mean update

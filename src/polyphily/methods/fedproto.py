@@ -23,6 +23,7 @@ from polyphily.core.messages import (
     to_each,
 )
 from polyphily.core.method import Method, parameter, register
+from polyphily.core.search import Range
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
 
@@ -40,7 +41,9 @@ class FedProto(Method):
     evaluated = "personal"
     selection = "client"
 
-    pull: float = parameter(1.0, "weight of the prototype term", symbol="λ")
+    pull: float = parameter(
+        1.0, "weight of the prototype term", symbol="λ", search=Range(0.1, 10.0, log=True)
+    )
 
     def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
         return (

@@ -9,6 +9,7 @@ from torch import Tensor
 from polyphily.core.local import Local
 from polyphily.core.messages import model_part
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import FedAvg
 
 
@@ -17,7 +18,9 @@ from polyphily.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """L = CE + (mu/2) ||w - w_received||^2."""
 
-    mu: float = parameter(0.01, "weight of the proximal term", symbol="μ")
+    mu: float = parameter(
+        0.01, "weight of the proximal term", symbol="μ", search=Range(1e-3, 1.0, log=True)
+    )
 
     def loss(self, local: Local) -> Tensor:
         return super().loss(local) + self.mu / 2 * local.drift(model_part(local.received))

@@ -16,6 +16,7 @@ from polyphily.core.cohort import TrainingGraph
 from polyphily.core.local import Local
 from polyphily.core.messages import model_part
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import BACKBONES, Output
 from polyphily.nn.draws import Draws
@@ -63,16 +64,28 @@ class FGSSL(FedAvg):
         choices=("nodes", "train", "uniform"),
         paper="train",
     )
-    lambda_c: float = parameter(0.1, "weight of L_C, the contrast", symbol="λ_C", code=1.5)
-    lambda_d: float = parameter(1.0, "weight of L_D, the structure", symbol="λ_D")
+    lambda_c: float = parameter(
+        0.1,
+        "weight of L_C, the contrast",
+        symbol="λ_C",
+        code=1.5,
+        search=Range(0.05, 2.0, log=True),
+    )
+    lambda_d: float = parameter(
+        1.0, "weight of L_D, the structure", symbol="λ_D", search=Range(0.1, 10.0, log=True)
+    )
     denominator: str = parameter(
         "negatives",
         "keys in the denominator of L_C beside the positive: those of other classes, or all",
         choices=("negatives", "all"),
         code="all",
     )
-    temperature: float = parameter(0.1, "cosines in L_C are divided by it", symbol="τ")
-    structure_temperature: float = parameter(0.5, "cosines in L_D are divided by it", symbol="ω")
+    temperature: float = parameter(
+        0.1, "cosines in L_C are divided by it", symbol="τ", search=Range(0.05, 1.0, log=True)
+    )
+    structure_temperature: float = parameter(
+        0.5, "cosines in L_D are divided by it", symbol="ω", search=Range(0.1, 1.0)
+    )
     teacher: str = parameter(
         "received",
         "whose output both terms compare with: the received model's, or the local model's own",

@@ -12,6 +12,7 @@ from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, model_part
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
 
@@ -28,8 +29,12 @@ class Moon(FedAvg):
     client that has not trained yet has no z_p and uses CE alone.
     """
 
-    mu: float = parameter(1.0, "weight of the contrastive term", symbol="μ")
-    temperature: float = parameter(0.5, "temperature of the contrastive term", symbol="T")
+    mu: float = parameter(
+        1.0, "weight of the contrastive term", symbol="μ", search=Range(0.1, 10.0, log=True)
+    )
+    temperature: float = parameter(
+        0.5, "temperature of the contrastive term", symbol="T", search=Range(0.1, 1.0, log=True)
+    )
 
     def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
         return {TRAINED: torch.zeros(len(cohort), dtype=cohort.dtype, device=cohort.device)}

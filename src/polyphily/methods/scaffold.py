@@ -22,6 +22,7 @@ from polyphily.core.messages import (
     to_each,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Choices
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
 
@@ -37,7 +38,9 @@ class Scaffold(FedAvg):
     to c_i - c + (w - w_i) / (tau_i lr), which is meant for plain SGD.
     """
 
-    option: str = parameter("I", "how a client updates c_i", choices=("I", "II"))
+    option: str = parameter(
+        "I", "how a client updates c_i", choices=("I", "II"), search=Choices("I", "II")
+    )
 
     def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
         change = model(sizes, Sum(), prefix=CHANGE, meaning="change of the control variate c_i")

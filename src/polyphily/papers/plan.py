@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from importlib.metadata import entry_points
@@ -19,6 +19,7 @@ from polyphily.errors import UserError, unknown
 from polyphily.graphs.datasets import is_present
 from polyphily.papers import published
 from polyphily.papers.tables import AVERAGE, Entry, Paper, Protocol, Table
+from polyphily.runs.orders import Order
 
 QUICK_ROUNDS = 10
 USUAL_SEEDS = 3  # if the paper does not state a number
@@ -81,45 +82,6 @@ class Choice:
             datasets=tuple(names) or None,
             clients=self.clients or (tuple(dict.fromkeys(numbers)) if every else None),
         )
-
-
-@dataclass(frozen=True)
-class Order:
-    """A run to make.
-
-    Attributes:
-        method: the name of the method.
-        hyperparameters: of the method.
-        data: arguments of `load`, without the seed.
-        seeds: the seeds, all trained in one pass.
-        settings: arguments of `Settings`.
-        partitions: a folder of partition files, see `graphs.prepared`.
-    """
-
-    method: str
-    hyperparameters: dict[str, Any]
-    data: dict[str, Any]
-    seeds: tuple[int, ...]
-    settings: dict[str, Any]
-    partitions: Path | None = field(default=None, kw_only=True)
-
-    def request(self) -> dict[str, Any]:
-        """Return everything that determines the result of the run. The device does not.
-
-        Of the hyperparameters these are all values that have an effect, so that orders for one
-        model have one request, whatever they call it.
-        """
-        from polyphily.core.method import create
-
-        method = create(self.method, self.hyperparameters)
-        idle = method.without_effect()
-        return {
-            "method": self.method,
-            "set": {name: value for name, value in asdict(method).items() if name not in idle},
-            "data": self.data,
-            "seeds": list(self.seeds),
-            "settings": {k: v for k, v in self.settings.items() if k != "device"},
-        }
 
 
 @dataclass(frozen=True)

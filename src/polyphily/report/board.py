@@ -49,6 +49,11 @@ class Board:
         known = [score for score in self.scores(cell, method) if score is not None]
         return statistics.fmean(known) if known else None
 
+    def deviation(self, cell: str, method: str) -> float | None:
+        """Return the standard deviation over seeds; None for a single seed."""
+        known = [score for score in self.scores(cell, method) if score is not None]
+        return statistics.stdev(known) if len(known) > 1 else None
+
     @cached_property
     def ranking(self) -> Ranking | None:
         """Methods ranked over all seeds of all cells; None if they have no block in common."""
@@ -128,7 +133,12 @@ class Board:
         found = self.ranking
         if found is None:
             lines.append("No ranks: no seed of a cell has a score of every method.")
-        elif found.blocks > 1:
+        elif found.blocks == 1:
+            lines.append(
+                "One seed of one cell: no test can tell a difference from chance. Give several "
+                "seeds (--seeds 0-4) or federations."
+            )
+        else:
             lines.append(
                 f"Ranks are means over {found.blocks} blocks (seeds of cells). Mean ranks that "
                 f"differ by less than {found.difference:.2f} do not differ significantly "
@@ -136,9 +146,18 @@ class Board:
                 f"Wilcoxon's signed-rank test against {found.methods[0]}, corrected by Holm. Seeds "
                 "of one cell are not independent data, so that p-values are optimistic."
             )
+            if (least := 2.0 ** (1 - found.blocks)) > LEVEL:
+                lines.append(
+                    f"With {found.blocks} blocks no p-value can be below {least:.2g}: give more "
+                    "seeds or federations for a test at the usual level of 0.05."
+                )
         lines += dict.fromkeys(
             f"{WARM_UP} {s['warm_up']['note']}." for s in self.summaries.values() if in_warm_up(s)
         )
+        tuned = sorted({s["tuning"]["trials"] for s in self.summaries.values() if "tuning" in s})
+        if tuned:
+            number = " to ".join(str(n) for n in dict.fromkeys((tuned[0], tuned[-1])))
+            lines.append(f"Tuned: {number} trials for each method and cell, by validation alone.")
         lines += [f"{m} on {c} failed: {why}" for (c, m), why in self.failures.items()]
         lines.append("s/round: seconds of a round for one seed; MB/round: sent up and down.")
         return lines

@@ -21,6 +21,7 @@ from polyphily.report.models import collaboration_figure, confusion_figure, traf
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import Run, option_name, show
 from polyphily.report.scores import convergence_section, result_section, with_deviation
+from polyphily.report.trials import tuning_section
 from polyphily.report.words import duration, in_warm_up, percent, size
 
 
@@ -29,6 +30,7 @@ def content(runs: Sequence[Run]) -> Content:
     run_set = RunSet(runs)
     sections = [
         result_section(run_set),
+        tuning_section(run_set),
         convergence_section(run_set),
         clients_section(run_set),
         _pairs_section(run_set),

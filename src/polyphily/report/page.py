@@ -7,12 +7,13 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-import polyphily
 from polyphily.report.blocks import Content, Entries, Figure, Item, Section, Table
 from polyphily.runs.folder import clean, write_text
+from polyphily.version import __version__
 
 PAGE = "report.html"
 LONG = 60  # cells with more characters may break their lines
+SORTED = 3  # tables with as many rows can be sorted by a click on a heading
 # The page fetches nothing; this policy makes the browser refuse any request.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -66,7 +67,7 @@ def render(content: Content) -> str:
 {"".join(map(_section, sections))}
 <div class="notes">{notes}</div>
 </main>
-<footer class="wrap">Made by polyphily {polyphily.__version__}.</footer>
+<footer class="wrap">Made by polyphily {__version__}.</footer>
 <script type="application/json" id="figures">{_embedded(figures)}</script>
 <script>
 {_asset("charts.js")}</script>
@@ -111,6 +112,8 @@ def _table(table: Table) -> str:
     def cell(tag: str, column: int, text: str) -> str:
         classes = ["word"] * (column < table.text_columns) + ["long"] * (len(text) > LONG)
         attribute = f' class="{" ".join(classes)}"' if classes else ""
+        if tag == "th" and len(table.rows) >= SORTED:
+            attribute += ' data-sort tabindex="0" title="Sort"'
         return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 
     head = "".join(cell("th", i, name) for i, name in enumerate(table.columns))

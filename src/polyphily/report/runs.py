@@ -15,6 +15,8 @@ from polyphily.errors import UserError
 from polyphily.report import evidence
 from polyphily.report.evidence import COLLABORATION
 from polyphily.runs.folder import CONFIG, METRICS, SUMMARY, RunFolder
+from polyphily.runs.searching import read_trials
+from polyphily.runs.trials import SearchTrial
 
 # The data that a run was trained on. Runs with the same data are compared with each other.
 DATA = ("dataset", "partition", "clients", "split", "noise", "normalize")
@@ -132,6 +134,11 @@ class Run:
     def megabytes(self) -> list[float]:
         """Accumulated traffic of all clients of one federation after each round."""
         return list(accumulate((r["bytes_up"] + r["bytes_down"]) / 1e6 for r in self.records))
+
+    @cached_property
+    def trials(self) -> list[SearchTrial]:
+        """The trials of the search before the run; empty if it was not tuned."""
+        return read_trials(self.path)
 
     @cached_property
     def collaboration(self) -> list[dict[str, Any]]:

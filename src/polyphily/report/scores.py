@@ -15,6 +15,7 @@ from polyphily.report.blocks import (
     subsample,
     to_percent,
 )
+from polyphily.report.ranks import rank_items
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import Run
 from polyphily.report.words import (
@@ -35,7 +36,8 @@ def result_section(run_set: RunSet) -> Section:
     if run_set.single:
         return Section("result", "Result", items=(_moments(run_set.runs[0]),))
     table = _comparison(run_set) if len(run_set.settings) == 1 else _grid(run_set)
-    return Section("result", "Result", items=(table, _strip(run_set)))
+    ranks, notes = rank_items(run_set)
+    return Section("result", "Result", items=(table, *ranks, _strip(run_set)), points=notes)
 
 
 def _moments(run: Run) -> Table:

@@ -6,6 +6,7 @@ metrics.jsonl     one object per round
 summary.json      the outcome
 models/           weights of the last round, and of the best validation round (…-best)
 checkpoint/       where a killed run goes on
+tuning.jsonl      with --tune: the request, then one object per trial
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from polyphily.errors import UserError
 from polyphily.graphs.loading import Federation
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+TUNING = "tuning.jsonl"
 SHARE = 0.1  # at most this share of a run goes into writing checkpoints
 
 
@@ -46,11 +48,7 @@ class RunFolder:
 
     def create(self, config: Mapping[str, Any], federations: Sequence[Federation]) -> None:
         """Create the folder; refuse one that holds a run already."""
-        if (self.path / CONFIG).exists():
-            raise UserError(
-                f"{self.path} holds a run already: choose another --out, "
-                f"or go on with it: polyphily run --resume {self.path}"
-            )
+        self.refuse_another_run()
         try:
             for name in ("models", "checkpoint"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
@@ -59,6 +57,14 @@ class RunFolder:
         for s, federation in enumerate(federations):
             federation.partition.save(self.partition_file(federation.seed, first=s == 0))
         write_text(self.path / CONFIG, to_toml(config))
+
+    def refuse_another_run(self) -> None:
+        """Raise a `UserError` if the folder holds a run already."""
+        if (self.path / CONFIG).exists():
+            raise UserError(
+                f"{self.path} holds a run already: choose another --out, "
+                f"or go on with it: polyphily run --resume {self.path}"
+            )
 
     def amend_config(self, **entries: Any) -> None:
         """Change entries of `config.toml`."""
@@ -106,6 +112,14 @@ class RunFolder:
             return None
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
+
+    def tuning_facts(self) -> dict[str, Any]:
+        """Return what the summary says about the search before the run; empty without one."""
+        trials = self.records(TUNING)[1:]
+        if not trials:
+            return {}
+        failed = sum("failed" in trial for trial in trials)
+        return {"tuning": {"trials": len(trials), "failed": failed, "file": TUNING}}
 
     # Weights ---------------------------------------------------------------------------------
 

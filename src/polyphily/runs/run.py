@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,10 +111,7 @@ def run(
     chosen = {k: v for k, v in options.items() if k in knobs.names()}
     rest = {k: v for k, v in options.items() if k not in chosen}
     if isinstance(method, str):
-        known = {*METHODS.find(method).hyperparameters(), *FORMS, *knobs.names()}
-        for name in rest:
-            if name not in known:
-                raise unknown("setting", name, known)
+        check_names(method, rest)
         method = create(method, rest)
     elif rest:
         raise UserError(f"settings that do not exist: {', '.join(rest)}")
@@ -128,6 +125,14 @@ def run(
     if execution.folder:
         execution.folder.create(execution.config(), federations)
     return execution.go(progress)
+
+
+def check_names(method: str, hyperparameters: Iterable[str]) -> None:
+    """Raise a `UserError` for a name that is neither a hyperparameter nor a setting."""
+    known = {*METHODS.find(method).hyperparameters(), *FORMS, *knobs.names()}
+    for name in hyperparameters:
+        if name not in known:
+            raise unknown("setting", name, known)
 
 
 class Execution:
@@ -479,7 +484,10 @@ class Execution:
             selection=self.tracker.selection,
             setup_seconds=self.setup_seconds,
             privacy=self._privacy(),
-            more={"ranks": self.team.size} if self.team else {},
+            more={
+                **({"ranks": self.team.size} if self.team else {}),
+                **(self.folder.tuning_facts() if self.folder else {}),
+            },
             remarks=list(dict.fromkeys(r for s in self.simulation.servers for r in s.remarks())),
         )
         return summarise(facts, self.tracker, self.reports, self.simulation.round)

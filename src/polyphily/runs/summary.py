@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import polyphily
 from polyphily.core.method import VIEWS, Method
 from polyphily.core.sampling import Sampling
 from polyphily.core.settings import Settings
 from polyphily.runtime.machine import peak_memory_mb, versions
 from polyphily.runtime.tracker import Tracker
+from polyphily.version import __version__
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def summarise(
     notes = [*data.pop("notes", []), *facts.remarks]
     notes += [warm_up["note"]] if warm_up.get("note") else []
     return {
-        "polyphily": polyphily.__version__,
+        "polyphily": __version__,
         "method": method.name,
         "hyperparameters": dataclasses.asdict(method),
         **data,
@@ -132,7 +132,7 @@ def _warm_up(method: Method, best: Sequence[int | list[int]], rounds: int) -> di
 def model_facts(method: Method, settings: Settings, network: str, dataset: str) -> dict[str, str]:
     """Return what a model file says about itself."""
     return {
-        "polyphily": polyphily.__version__,
+        "polyphily": __version__,
         "method": method.name,
         "backbone": str(settings.backbone),
         "network": network,

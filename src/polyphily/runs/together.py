@@ -20,11 +20,11 @@ from polyphily.core.settings import Settings
 from polyphily.errors import Diverged
 from polyphily.graphs.loading import Federation
 from polyphily.runs.folder import RunFolder
+from polyphily.runs.orders import RATES as RATES
 from polyphily.runs.run import Execution, Progress, Result
 from polyphily.runs.summary import record_of
 
 STATES = "simulation/state/"  # how the servers' tensors are called in a checkpoint
-RATES = ("lr", "weight_decay")  # what federations that run side by side may differ in
 
 Records = Callable[[Sequence[dict[str, Any]]], None]
 """A callback that takes the records of a round, one of each run."""

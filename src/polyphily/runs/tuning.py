@@ -1,20 +1,18 @@
-"""Several learning rates and decays in one pass; validation says which is best."""
+"""Several learning rates and decays in one pass."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 from typing import Any
 
 from polyphily.core.cohort import Cohort
 from polyphily.core.method import VIEWS, Method
 from polyphily.core.settings import Settings
-from polyphily.errors import UserError, unknown
 from polyphily.graphs.loading import Federation
 from polyphily.runs.run import Execution
-from polyphily.runs.together import RATES, stacked
+from polyphily.runs.together import stacked
 
 
 @dataclass(frozen=True)
@@ -34,23 +32,6 @@ class Trial:
     def score(self, view: str, metric: str, split: str = "val") -> float:
         """Return the mean over seeds."""
         return statistics.fmean(moment[split][metric] for moment in self.moments[view])
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The outcome of tuning.
-
-    Attributes:
-        trials: all of them.
-        best: the one that validates best.
-        view: the view that was compared.
-        metric: the metric that was compared.
-    """
-
-    trials: Sequence[Trial]
-    best: Trial
-    view: str
-    metric: str
 
 
 def side_by_side(
@@ -91,40 +72,3 @@ def side_by_side(
         for i, (lr, decay) in enumerate(rates)
     ]
     return trials, execution
-
-
-def parse_rates(wishes: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Parse values to try.
-
-    >>> parse_rates(["lr=0.003,0.01", "weight_decay=0"])
-    {'lr': (0.003, 0.01), 'weight_decay': (0.0,)}
-    """
-    found: dict[str, tuple[float, ...]] = {}
-    for wish in wishes:
-        name, _, values = wish.partition("=")
-        name = name.strip().replace("-", "_")
-        if name not in RATES:
-            raise unknown("rate to tune", name, RATES)
-        try:
-            found[name] = tuple(float(value) for value in values.split(","))
-        except ValueError:
-            raise UserError(f"--tune {wish}: write values, as in lr=0.003,0.01,0.03") from None
-    return found
-
-
-def tune(
-    method: Method,
-    federations: Sequence[Federation],
-    settings: Settings,
-    wishes: Mapping[str, Sequence[float]],
-) -> Tuned:
-    """Try all combinations; select by validation in the method's own view."""
-    usual = Execution(method, federations[:1], settings, None).settings
-    choices = [wishes.get(name, (getattr(usual, name),)) for name in RATES]
-    for value in product(*choices):
-        replace(settings, lr=value[0], weight_decay=value[1]).check()
-    rates = [(lr, decay) for lr, decay in product(*choices)]
-    trials, execution = side_by_side(method, federations, settings, rates)
-    metric = execution.settings.metric or "accuracy"
-    best = max(trials, key=lambda trial: trial.score(execution.view, metric))
-    return Tuned(trials, best, execution.view, metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import resource
@@ -60,6 +61,17 @@ def free_memory(device: torch.device) -> int:
         return 1024 * int(free)
     except (OSError, ValueError):
         return sys.maxsize
+
+
+def release_memory() -> None:
+    """Give back what finished runs held on the devices.
+
+    A run and its recorded rounds refer to each other, so that its tensors and CUDA graphs stay
+    until the garbage collector finds them, which can be many runs later.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # leave the memory to other processes
 
 
 def peak_memory_mb() -> float:

@@ -30,6 +30,7 @@ from polyphily.core.messages import (
 )
 from polyphily.core.method import parameter, register
 from polyphily.core.optimizers import STEPS
+from polyphily.core.search import Range
 from polyphily.graphs.random import derive
 from polyphily.methods.adafgl.network import (
     ADAPTED,
@@ -101,10 +102,21 @@ class AdaFGL(FedAvg):
         choices=("mixed", "threshold", HOMOPHILOUS, HETEROPHILOUS, FINE_TUNING),
         code="threshold",
     )
-    threshold: float = parameter(0.9, "HCS from which a client is homophilous")
-    alpha: float = parameter(0.5, "share of the given edges in A'", symbol="α", code=0.05)
-    beta: float = parameter(0.2, "share of U in the similarity of the signed messages", symbol="β")
-    smoothings: int = parameter(3, "how often features are smoothed", symbol="k")
+    threshold: float = parameter(
+        0.9, "HCS from which a client is homophilous", search=Range(0.5, 0.95)
+    )
+    alpha: float = parameter(
+        0.5, "share of the given edges in A'", symbol="α", code=0.05, search=Range(0.05, 0.95)
+    )
+    beta: float = parameter(
+        0.2,
+        "share of U in the similarity of the signed messages",
+        symbol="β",
+        search=Range(0.05, 0.95),
+    )
+    smoothings: int = parameter(
+        3, "how often features are smoothed", symbol="k", search=Range(1, 5)
+    )
     neighbours: int = parameter(8, "most similar and least similar nodes of each node")
     alike: float = parameter(0.999, "cosine of predictions above which U joins two nodes")
     distil: str = parameter(

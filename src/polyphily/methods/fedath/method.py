@@ -14,6 +14,7 @@ from polyphily.core.local import Local
 from polyphily.core.messages import with_prefix
 from polyphily.core.method import parameter, register
 from polyphily.core.optimizers import OptimizerSpec
+from polyphily.core.search import Range
 from polyphily.graphs.random import derive
 from polyphily.methods.fedath.losses import hsic, negative_entropy
 from polyphily.methods.fedath.network import (
@@ -80,7 +81,11 @@ class FedATH(FedAvg):
     )
 
     independence: float = parameter(
-        0.1, "weight of the HSIC; the paper tunes it in {0.001, 0.1, 7, 10}", symbol="λ", code=7.0
+        0.1,
+        "weight of the HSIC; the paper tunes it in {0.001, 0.1, 7, 10}",
+        symbol="λ",
+        code=7.0,
+        search=Range(1e-3, 10.0, log=True),
     )
     hsic: str = parameter(
         "alignment",
@@ -121,7 +126,10 @@ class FedATH(FedAvg):
         4.0, "initial bias of edge scores: 4 keeps all edges at first (ω = 0.98)", paper=0.0
     )
     evaluator_lr: float = parameter(
-        0.001, "learning rate of the evaluator; 0: that of the GNNs", paper=0.0
+        0.001,
+        "learning rate of the evaluator; 0: that of the GNNs",
+        paper=0.0,
+        search=Range(1e-4, 1e-2, log=True),
     )
     joint: bool = parameter(
         False,

@@ -25,6 +25,7 @@ from polyphily.core.messages import (
     statistic,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import FedAvg
 from polyphily.methods.fedgnn.matching import PIECES, Slots, match
@@ -73,7 +74,9 @@ class FedGNN(FedAvg):
 
     expand: bool = parameter(True, "whether graphs are expanded by matched nodes")
     slots: int = parameter(512, "how many distinct neighbourhoods of a client can be matched")
-    most: int = parameter(100, "how many matched nodes a node hears from at most")
+    most: int = parameter(
+        100, "how many matched nodes a node hears from at most", search=Range(10, 200, log=True)
+    )
     key: str = parameter("polyphily", "text that keys the hash of ids; the same at every site")
     gradient_noise: float = parameter(
         0.0, "scale of the Laplace noise on gradients; 0: none", symbol="λ", paper=0.2

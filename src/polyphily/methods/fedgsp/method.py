@@ -32,6 +32,7 @@ from polyphily.core.messages import (
 )
 from polyphily.core.method import Method, parameter, register
 from polyphily.core.optimizers import OptimizerSpec
+from polyphily.core.search import Range
 from polyphily.methods.fedgsp.collaboration import (
     COMPARED,
     SCALES,
@@ -105,9 +106,16 @@ class FedGSP(Method):
     )
 
     order: int = parameter(10, "highest order of the bases", symbol="K")
-    tau: float = parameter(0.95, "share of the homophily bases in the mixture", symbol="τ")
+    tau: float = parameter(
+        0.95, "share of the homophily bases in the mixture", symbol="τ", search=Range(0.05, 0.99)
+    )
     vectors: int = parameter(3, "singular vectors that are sent of each basis", symbol="t")
-    gamma: float = parameter(1.0, "weight of w_ij^2: the larger, the more even is W", symbol="γ")
+    gamma: float = parameter(
+        1.0,
+        "weight of w_ij^2: the larger, the more even is W",
+        symbol="γ",
+        search=Range(0.1, 10.0, log=True),
+    )
     sharing: float = parameter(
         1.0,
         "weight of the homophily distances; 1 in the paper, 0 turns sharing off",
@@ -162,6 +170,7 @@ class FedGSP(Method):
         "weight of the proximal term ||W - W_received||^2 / 2 on the coefficients of the filter",
         symbol="μ",
         paper=0.0,
+        search=Range(0.01, 2.0, log=True),
     )
     strengths: str = parameter(
         "spectral",
@@ -185,7 +194,9 @@ class FedGSP(Method):
         choices=("feature", "order"),
     )
     coefficient_lr: float = parameter(
-        0.05, "learning rate of the coefficients; that of the MLP is the run's"
+        0.05,
+        "learning rate of the coefficients; that of the MLP is the run's",
+        search=Range(0.005, 0.2, log=True),
     )
     coefficient_weight_decay: float = parameter(
         0.0, "weight decay of the coefficients; that of the MLP is the run's"

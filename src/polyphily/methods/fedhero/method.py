@@ -14,6 +14,7 @@ from torch.func import functional_call
 from polyphily.core.local import Local
 from polyphily.core.messages import Declared, Message, Sizes, State, Uploads, with_prefix
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import FedAvg
 from polyphily.methods.fedhero.distances import FeatureDistances
@@ -94,17 +95,29 @@ class FedHERO(FedAvg):
         "predicted and given edges half and half. All are trained with Eq. (8) alone.",
     )
 
-    k: int = parameter(5, "latent neighbours of a node, at most", symbol="k", paper=20)
+    k: int = parameter(
+        5, "latent neighbours of a node, at most", symbol="k", paper=20, search=Range(3, 20)
+    )
     comparisons: int = parameter(
         4, "heads that the learners weighted-cosine and gat average", symbol="N_H"
     )
     width: int = parameter(32, "width of the learner's embeddings (not in the paper)", symbol="d'")
-    alpha: float = parameter(0.8, "weight of the local channel", symbol="α", paper=0.2)
+    alpha: float = parameter(
+        0.8, "weight of the local channel", symbol="α", paper=0.2, search=Range(0.1, 0.9)
+    )
     smoothness: float = parameter(
-        0.01, "weight of the smoothness of features over latent edges", symbol="λ", paper=0.1
+        0.01,
+        "weight of the smoothness of features over latent edges",
+        symbol="λ",
+        paper=0.1,
+        search=Range(1e-3, 1.0, log=True),
     )
     degree: float = parameter(
-        0.01, "weight of the squared norm of the latent graph", symbol="μ", paper=0.1
+        0.01,
+        "weight of the squared norm of the latent graph",
+        symbol="μ",
+        paper=0.1,
+        search=Range(1e-3, 1.0, log=True),
     )
     scale: str = parameter(
         "edges",

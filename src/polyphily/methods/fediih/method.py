@@ -27,6 +27,7 @@ from polyphily.core.messages import (
     with_rows,
 )
 from polyphily.core.method import Method, parameter, register
+from polyphily.core.search import Choices, Range
 from polyphily.methods.fedath.network import edge_segments
 from polyphily.methods.fediih.network import (
     CENTRE,
@@ -97,10 +98,18 @@ class FedIIH(Method):
     )
 
     factors: int = parameter(
-        2, "number of latent factors, which share the hidden width", symbol="Q"
+        2,
+        "number of latent factors, which share the hidden width",
+        symbol="Q",
+        search=Choices(2, 4, 8),
     )
     iterations: int = parameter(6, "routing steps in each layer", symbol="T")
-    temperature: float = parameter(10.0, "factor of similarities before the softmax", symbol="τ")
+    temperature: float = parameter(
+        10.0,
+        "factor of similarities before the softmax",
+        symbol="τ",
+        search=Range(1.0, 50.0, log=True),
+    )
     encoder: str = parameter(
         "both",
         "what trains W and b: the cross-entropy and the evidence lower bound (both), the bound "
@@ -109,7 +118,13 @@ class FedIIH(Method):
         paper="bound",
         code="labels",
     )
-    bound: float = parameter(0.1, "weight of the negative bound", symbol="λ", paper=1.0)
+    bound: float = parameter(
+        0.1,
+        "weight of the negative bound",
+        symbol="λ",
+        paper=1.0,
+        search=Range(0.01, 1.0, log=True),
+    )
     edges: str = parameter(
         "balanced",
         "weight of the edges among all pairs of nodes: half of the sum (balanced), or their share "

@@ -30,6 +30,7 @@ from polyphily.core.messages import (
     with_prefix,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 from polyphily.methods.fedlit.links import degrees_of, kmeans, links_of, refine, typed_graph
 from polyphily.methods.fedlit.match import greedy_match, in_order, mean_over_types
@@ -83,8 +84,8 @@ class FedLit(FedAvg):
         "what a client's weight counts for projection and classifier: train nodes, nodes, or one",
         choices=("nodes", "train", "uniform"),
     )
-    types: int = parameter(4, "number of link types", symbol="T")
-    iterations: int = parameter(1, "E- and M-steps before each gradient step")
+    types: int = parameter(4, "number of link types", symbol="T", search=Range(2, 8))
+    iterations: int = parameter(1, "E- and M-steps before each gradient step", search=Range(1, 3))
     embedding: str = parameter(
         "symmetric",
         "embedding of a link: the same for both orders of its ends, or the ends in order",

@@ -25,6 +25,7 @@ from polyphily.core.messages import (
 )
 from polyphily.core.method import parameter, register
 from polyphily.core.optimizers import OptimizerSpec
+from polyphily.core.search import Range
 from polyphily.methods.fedgsp.collaboration import uniform_self_weight
 from polyphily.methods.fedpub.network import MASKS, MaskedNetwork
 from polyphily.methods.fedpub.proxy import Proxy
@@ -82,6 +83,7 @@ class FedPub(Mixing):
         "overlapping clients",
         symbol="τ",
         paper=3.0,
+        search=Range(1.0, 30.0, log=True),
     )
     masks: bool = parameter(True, "whether weights have private masks", symbol="m")
     sparsity: float = parameter(
@@ -90,6 +92,7 @@ class FedPub(Mixing):
         symbol="λ1",
         paper=0.001,
         code=0.0,
+        search=Range(1e-3, 0.5, log=True),
     )
     penalty: str = parameter(
         "soft",
@@ -102,7 +105,11 @@ class FedPub(Mixing):
         0.001, "entries of a mask with a smaller magnitude are zero in evaluation"
     )
     proximity: float = parameter(
-        0.001, "weight of the distance to the received weights", symbol="λ2", code=0.0
+        0.001,
+        "weight of the distance to the received weights",
+        symbol="λ2",
+        code=0.0,
+        search=Range(1e-4, 1.0, log=True),
     )
     head: str = parameter(
         "none",

@@ -28,6 +28,7 @@ from polyphily.core.messages import (
     statistic,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.graphs.graph import UNLABELLED
 from polyphily.heterogeneity.spectral import Laplacian, high_frequency_area
@@ -125,6 +126,7 @@ class FedSPA(FedAvg):
         "share of train nodes whose labels each step hides from the network and computes the loss "
         "on: otherwise the kinds of edges reveal the labels of train nodes, but not of test nodes",
         paper=0.0,
+        search=Range(0.1, 0.9),
     )
     tied: bool = parameter(
         False, "whether all channels start equal, as the backbone (not stated in the paper)"

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import FedAvg
 from polyphily.methods.fedstar.network import GIN, LAYERS, STRUCTURE, TwoChannels
@@ -58,10 +59,15 @@ class FedStar(FedAvg):
         paper=GIN,
     )
     degrees: int = parameter(
-        16, "width of the degree encoding; its last entry stands for all higher degrees; 0: none"
+        16,
+        "width of the degree encoding; its last entry stands for all higher degrees; 0: none",
+        search=Range(4, 32),
     )
     steps: int = parameter(
-        16, "longest random walk whose return probability is encoded; 0: none", symbol="k"
+        16,
+        "longest random walk whose return probability is encoded; 0: none",
+        symbol="k",
+        search=Range(4, 32),
     )
 
     def __post_init__(self) -> None:

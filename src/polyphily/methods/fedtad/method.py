@@ -23,6 +23,7 @@ from polyphily.core.messages import (
     statistic,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 from polyphily.methods.fedtad.distillation import (
@@ -93,14 +94,22 @@ class FedTAD(FedAvg):
     generator_steps: int = parameter(
         1, "steps of the generator in each epoch; 0: it stays as it was drawn"
     )
-    generator_lr: float = parameter(0.001, "learning rate of the generator")
+    generator_lr: float = parameter(
+        0.001, "learning rate of the generator", search=Range(1e-4, 1e-2, log=True)
+    )
     semantic: float = parameter(1.0, "weight of the teachers' cross-entropy", symbol="λ1")
-    diversity: float = parameter(1.0, "weight of the penalty of like pseudo-nodes", symbol="λ2")
+    diversity: float = parameter(
+        1.0,
+        "weight of the penalty of like pseudo-nodes",
+        symbol="λ2",
+        search=Range(0.1, 10.0, log=True),
+    )
     distil_steps: int = parameter(5, "steps of the global model in each epoch")
     distil_lr: float = parameter(
         1e-4,
         "learning rate of the distillation; small, so that the global model stays near the mean",
         paper=0.001,
+        search=Range(1e-5, 1e-3, log=True),
     )
     decay: float = parameter(5e-4, "weight decay of both")
 

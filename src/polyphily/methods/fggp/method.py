@@ -29,6 +29,7 @@ from polyphily.core.messages import (
     with_prefix,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.graphs.random import derive
 from polyphily.methods.fedavg import FedAvg
@@ -99,10 +100,12 @@ class FGGP(FedAvg):
     votes: int = parameter(30, "nearest prototypes that vote", symbol="k")
     buffer: int = parameter(10, "prototypes of each class that the server keeps, the newest")
     second_view: bool = parameter(True, "whether view 2 and its losses are used")
-    edge_loss: float = parameter(1.0, "weight of L_edge")
-    align: float = parameter(1.0, "weight of L_pa")
-    temperature: float = parameter(0.5, "temperature of the cosines in L_pa", symbol="τ")
-    neighbours: int = parameter(3, "nearest nodes in A'; 0: the edges alone")
+    edge_loss: float = parameter(1.0, "weight of L_edge", search=Range(0.1, 10.0, log=True))
+    align: float = parameter(1.0, "weight of L_pa", search=Range(0.1, 10.0, log=True))
+    temperature: float = parameter(
+        0.5, "temperature of the cosines in L_pa", symbol="τ", search=Range(0.1, 1.0)
+    )
+    neighbours: int = parameter(3, "nearest nodes in A'; 0: the edges alone", search=Range(1, 10))
     refresh: int = parameter(20, "rounds after which nearest nodes are searched with a new model")
     non_edges: int = parameter(5, "pairs outside A' that are sampled for each node")
     scores: str = parameter(

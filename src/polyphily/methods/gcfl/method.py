@@ -22,6 +22,7 @@ from polyphily.core.messages import (
     model_part,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import WEIGHT, FedAvg
 from polyphily.methods.gcfl.partition import PARTITIONS, FloatArray
 from polyphily.nn.backbones import Backbone
@@ -82,11 +83,20 @@ class GCFL(FedAvg):
         0.3,
         "a cluster is split if δ_mean / δ_max is smaller; 0 never splits, as in FedAvg. Unrelated "
         "updates of n clients have a ratio of about 1 / sqrt(n)",
+        search=Range(0.05, 0.9),
     )
     epsilon1: float = parameter(
-        0.01, "a cluster is split if δ_mean is smaller; 0 never splits, as in FedAvg", symbol="ε1"
+        0.01,
+        "a cluster is split if δ_mean is smaller; 0 never splits, as in FedAvg",
+        symbol="ε1",
+        search=Range(1e-3, 0.1, log=True),
     )
-    epsilon2: float = parameter(0.1, "a cluster is split only if δ_max is larger", symbol="ε2")
+    epsilon2: float = parameter(
+        0.1,
+        "a cluster is split only if δ_max is larger",
+        symbol="ε2",
+        search=Range(0.01, 1.0, log=True),
+    )
     partition: str = parameter(
         "linkage",
         "how a cluster is split: linkage, complete linkage; mincut, the minimum cut of Stoer and "

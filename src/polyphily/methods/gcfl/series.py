@@ -21,6 +21,7 @@ from polyphily.core.messages import (
     statistic,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.gcfl.method import CLUSTER, GCFL, update_products
 from polyphily.methods.gcfl.partition import FloatArray, warping_distances
@@ -51,7 +52,9 @@ class GCFLPlus(GCFL):
         "all that can be are split.",
     )
 
-    length: int = parameter(5, "norms of each client that are compared", symbol="d", paper=10)
+    length: int = parameter(
+        5, "norms of each client that are compared", symbol="d", paper=10, search=Range(3, 15)
+    )
     series: str = parameter(
         "gradients",
         "whose norms are compared: gradients, those of the last step of a round; updates, Δ_i",

@@ -27,6 +27,7 @@ from polyphily.core.messages import (
     to_each,
 )
 from polyphily.core.method import parameter, register
+from polyphily.core.search import Range
 from polyphily.methods.fedavg import FedAvg
 from polyphily.methods.s2fgl.centrality import most_central
 from polyphily.methods.s2fgl.losses import frequency_gap, kl_divergence, log_similarity_shares
@@ -94,13 +95,17 @@ class S2FGL(FedAvg):
     nlir: bool = parameter(True, "whether the repository of prototypes is used")
     fgma: bool = parameter(True, "whether frequencies are aligned")
     lambda1: float = parameter(
-        5.0, "weight of L_FKD; the paper tries 1 to 100, its code has 5", symbol="λ1"
+        5.0,
+        "weight of L_FKD; the paper tries 1 to 100, its code has 5",
+        symbol="λ1",
+        search=Range(1.0, 100.0, log=True),
     )
     lambda2: float = parameter(
         0.05,
         "weight of L_FGMA; the paper tries 0.01 to 1, its code has 1, which slows training down",
         symbol="λ2",
         code=1.0,
+        search=Range(0.01, 1.0, log=True),
     )
     head: str = parameter(
         "none",
@@ -144,6 +149,7 @@ class S2FGL(FedAvg):
         0.2,
         "cosines are divided by it before the softmax; at 1 L_FKD has little effect",
         paper=1.0,
+        search=Range(0.1, 1.0, log=True),
     )
     divergence: str = parameter(
         "local||global",

@@ -222,7 +222,7 @@ function points(panel, width, colours, tip) {
   const box = { left: 44, right: width - 12, top: above + 26, bottom: height - 44 };
   const all = series.flatMap((s) => s.points);
   const [x0, x1] = range(all.map((p) => p[0]), 0.05), [y0, y1] = range(all.map((p) => p[1]), 0.06);
-  const x = { to: scale(x0, x1, box.left, box.right), ticks: ticks(x0, x1, (box.right - box.left) / 90) };
+  const x = { to: scale(x0, x1, box.left, box.right), ticks: ticks(x0, x1, (box.right - box.left) / 90).filter((t) => panel.x !== "trial" || Number.isInteger(t)) };
   const y = { to: scale(y0, y1, box.bottom, box.top), ticks: ticks(y0, y1, (box.bottom - box.top) / 50) };
   frame(svg, box, x, y, panel, colours);
   const dots = [];
@@ -370,11 +370,44 @@ function matrix(panel, width, colours, tip, number = 0) {
   return svg;
 }
 
-const KINDS = { lines, points, strip, bars, matrix };
+// Mean ranks on an axis; bars join methods that do not differ significantly.
+function ranks(panel, width, colours, tip) {
+  const { methods, groups } = panel, places = panel.ranks, count = methods.length;
+  const words = methods.map((name, i) => `${shorten(name, width * 0.3)}  ${places[i].toFixed(2)}`);
+  const half = Math.ceil(count / 2), step = 20, axis = 52;
+  const longest = (list) => Math.max(0, ...list.map((w) => widthOf(w, FONT, 600)));
+  const left = longest(words.slice(0, half)) + 22, right = width - longest(words.slice(half)) - 22;
+  const low = Math.floor(Math.min(...places)), high = Math.max(low + 1, Math.ceil(Math.max(...places)));
+  const to = scale(low, high, left, right), first = axis + 14 + groups.length * 9;
+  const svg = canvas(width, first + half * step + 12);
+  svg.append(node("line", { x1: to(low), x2: to(high), y1: axis, y2: axis, stroke: colours.ink }));
+  for (let tick = low; tick <= high; tick++) {
+    svg.append(node("line", { x1: to(tick), x2: to(tick), y1: axis - 5, y2: axis, stroke: colours.ink }));
+    svg.append(text(to(tick), axis - 10, String(tick), colours.soft, { "text-anchor": "middle" }));
+  }
+  const end = Math.min(to(low + panel.difference), right);
+  svg.append(node("line", { x1: to(low), x2: end, y1: 10, y2: 10, stroke: colours.soft, "stroke-width": 2 }));
+  svg.append(text(to(low), 26, `critical difference ${show(panel.difference)}`, colours.soft, { "font-size": 11 }));
+  groups.forEach(([a, b], i) => {
+    svg.append(node("line", { x1: to(places[a]) - 3, x2: to(places[b]) + 3, y1: axis + 9 + i * 9, y2: axis + 9 + i * 9, stroke: colours.ink, "stroke-width": 4, class: "bar" }));
+  });
+  methods.forEach((name, i) => {
+    const onLeft = i < half, y = first + (onLeft ? i : count - 1 - i) * step + 8;
+    const x = to(places[i]), edge = onLeft ? left - 6 : right + 6, colour = colours.line(panel.slots[i]);
+    const path = node("path", { d: `M${x},${axis}L${x},${y}L${edge},${y}`, fill: "none", stroke: colour, "stroke-width": 1.4, class: "mark" });
+    const label = text(onLeft ? edge - 4 : edge + 4, y + 4, words[i], colour, { "text-anchor": onLeft ? "end" : "start", "font-weight": 600 });
+    label.addEventListener("pointerenter", () => tip.show(x, axis, "mean rank", [[colour, `${name}  ${show(places[i])}`]]));
+    label.addEventListener("pointerleave", tip.hide);
+    svg.append(path, label);
+  });
+  return svg;
+}
+
+const KINDS = { lines, points, strip, bars, matrix, ranks };
 
 // A panel without lines, dots or rows.
 const isEmpty = (panel) =>
-  !(panel.values || panel.frames || panel.rows) && !panel.series.some((s) => (s.x ?? s.points ?? s.values).length);
+  !(panel.values || panel.frames || panel.rows || panel.methods) && !panel.series.some((s) => (s.x ?? s.points ?? s.values).length);
 
 function emptyChart(panel, width, colours) {
   const svg = canvas(width, 80);
@@ -509,6 +542,34 @@ function download(blob, name) {
   const link = html("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// Tables -----------------------------------------------------------------------------------------
+
+// Sort a table by a column: numbers by size, largest first, then text; cells without a value last.
+function sortBy(heading) {
+  const place = heading.cellIndex, body = heading.closest("table").tBodies[0];
+  const rising = heading.getAttribute("aria-sort") === "descending";
+  const number = (row) => parseFloat(row.cells[place].textContent.replace(/^[−–]/, "-"));
+  const text = (row) => row.cells[place].textContent;
+  const order = (a, b) => {
+    const [x, y] = [number(a), number(b)];
+    if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+    const found = Number.isNaN(x) ? text(b).localeCompare(text(a)) : y - x;
+    return rising ? -found : found;
+  };
+  body.append(...[...body.rows].sort(order));
+  for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", rising ? "ascending" : "descending");
+}
+
+for (const heading of document.querySelectorAll("th[data-sort]")) {
+  heading.addEventListener("click", () => sortBy(heading));
+  heading.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    sortBy(heading);
+  });
 }
 
 // The page ---------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Experiments of several runs: comparisons of methods, and sweeps over values."""
