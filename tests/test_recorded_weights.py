@@ -61,7 +61,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedlit": ("fedlit", {}),
     "fedpub": ("fedpub", {}),
     "fedsage": ("fedsage", {}),
-    "fedsage+": ("fedsage+", {"generator_rounds": 1}),
+    "fedsage+": ("fedsage+", {"generator_rounds": 1, "first_rounds": 1}),
     "fedstar": ("fedstar", {}),
     "fedtad": ("fedtad", {}),
     "fggp": ("fggp", {}),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from polyphily import load
 from polyphily.bench import suite
-from polyphily.bench.geometric import Loop
+from polyphily.bench.geometric import FedAvgLoop, Training
 from polyphily.bench.roofline import Machine, Work, count_work, measure
 from polyphily.bench.timing import PLAIN, WARM_UP, compare, make_simulation, time_rounds
 from polyphily.cli import app
@@ -34,7 +34,7 @@ def federation() -> Federation:
 def test_the_plain_loop_trains_what_the_engine_trains() -> None:
     data = federation()
     simulation = make_simulation([data], "fedavg", {**PLAINLY, "keep_optimizer": True, "lr": 0.01})
-    loop = Loop(data, hidden=8, epochs=2, lr=0.01, dropout=(0.0, 0.0))
+    loop = FedAvgLoop(data, Training(hidden=8, epochs=2, dropout=(0.0, 0.0)))
     start = model_part(simulation.states[0])
     loop.state = {
         name: (start[ours].T if name.endswith("weight") else start[ours]).clone().contiguous()

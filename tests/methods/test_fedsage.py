@@ -13,9 +13,11 @@ from torch.func import functional_call
 
 from cases import assert_same_bits, simulate, small_federation
 from effects import changes_predictions
+from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, Uploads, model_part, with_prefix
 from polyphily.core.method import create
+from polyphily.core.optimizers import OptimizerSpec
 from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
@@ -30,8 +32,10 @@ from polyphily.methods.fedsage.exchange import (
     weight_shapes,
 )
 from polyphily.methods.fedsage.impaired import impaired
+from polyphily.methods.fedsage.leaves import Compared, DenseTargets, leaves
 from polyphily.methods.fedsage.network import (
     FeatureGenerator,
+    Generated,
     Mended,
     MendedSAGE,
     MendingNetwork,
@@ -40,12 +44,13 @@ from polyphily.methods.fedsage.network import (
     feature_errors,
     gate,
 )
+from polyphily.methods.fedsage.slots import every_slot, open_slots
 from polyphily.nn.backbones import GraphSAGE, Shape
 from polyphily.testing import METHOD_CHECKS, MethodCase
 from polyphily.testing.examples import cohort_of, predict, random_cohort, random_parameters
 
 SMALL = {"embedding": 8, "first_width": 8, "second_width": 8, "rows": 5}
-QUICK = {**SMALL, "generator_steps": 2, "generator_rounds": 2, "partners": 2}
+QUICK = {**SMALL, "generator_steps": 2, "first_rounds": 1, "generator_rounds": 2, "partners": 2}
 
 
 def plus(**values: Any) -> FedSagePlus:
@@ -56,6 +61,33 @@ def plus(**values: Any) -> FedSagePlus:
 
 def run(method: FedSagePlus | str, rounds: int, **settings: Any) -> Simulation:
     return simulate(method, small_federation(), rounds, backbone="sage", **settings)
+
+
+FORMS_OF_SLOTS = {"open": open_slots, "every": every_slot}
+
+
+def mended_by(cohort: Cohort, features: Tensor, exists: Tensor, form: str = "every") -> Mended:
+    """Mend a graph by features `[N, P, F]`, of which the slots of a form are used."""
+    slots = FORMS_OF_SLOTS[form](cohort, exists)
+    return Mended.whole(cohort, features.flatten(0, 1)[slots.place], exists, slots)
+
+
+def all_features(network: MendingNetwork, params: Message, cohort: Cohort) -> Tensor:
+    """Return the features in all slots, `[N, P, F]`."""
+    own = with_prefix(params, "neighgen.")
+    number = network.widths.slots
+
+    def choose(count: Tensor) -> Any:
+        return every_slot(cohort, count.new_ones(len(count), number))
+
+    generated: Generated = functional_call(network.neighgen, own, (cohort, None, choose))
+    return generated.features(own).view(cohort.num_nodes, number, -1)
+
+
+def never_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute as on a GPU: with shapes that do not depend on counts."""
+    for module in ("slots", "impaired"):
+        monkeypatch.setattr(f"polyphily.methods.fedsage.{module}.by_count", lambda graph: False)
 
 
 def classifier(simulation: Simulation) -> Message:
@@ -130,8 +162,9 @@ def test_a_gate_opens_as_many_slots_as_are_counted() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("form", FORMS_OF_SLOTS)
 def test_a_mended_graph_is_the_graph_with_generated_nodes_as_leaves(
-    layers: int, sparse: bool
+    layers: int, sparse: bool, form: str
 ) -> None:
     cohort = random_cohort((7, 5), sparse=sparse)
     shape = Shape(features=6, classes=3, hidden=4, layers=layers)
@@ -139,7 +172,7 @@ def test_a_mended_graph_is_the_graph_with_generated_nodes_as_leaves(
     rng = np.random.default_rng(1)
     features, exists = rng.standard_normal((12, 2, 6)), rng.random((12, 2)) < 0.5
     exists[:, 1] &= exists[:, 0]
-    mended = Mended.whole(cohort, torch.from_numpy(features), torch.from_numpy(exists * 1.0))
+    mended = mended_by(cohort, torch.from_numpy(features), torch.from_numpy(exists * 1.0), form)
     found = functional_call(MendedSAGE(shape), params, (cohort, None, mended)).logits
 
     expected = []
@@ -179,7 +212,7 @@ def test_a_real_node_hears_its_generated_neighbours_and_nobody_elses_client_does
     exists = torch.ones(11, 2, dtype=torch.float64)
 
     def logits(x: Tensor) -> Tensor:
-        mended = Mended.whole(cohort, x, exists)
+        mended = mended_by(cohort, x, exists)
         found: Tensor = functional_call(network, params, (cohort, None, mended)).logits
         return found
 
@@ -219,6 +252,12 @@ def test_an_impaired_graph_hides_nodes_and_knows_what_is_missing() -> None:
         for target in given.targets[row, :count]:
             assert any(torch.equal(target, x[u]) for u in near)
     assert torch.equal(given.learns.bool(), visible[cohort.train_nodes])
+    train = torch.zeros(23, dtype=torch.float64)
+    train[cohort.train_nodes] = 1
+    train *= visible
+    near = (kept @ train > 0).long()
+    assert torch.equal(given.layers, torch.where(train > 0, 2, near))
+    assert 0 < (given.layers == 1).sum() < visible.sum()
 
 
 def test_what_is_hidden_belongs_to_the_client() -> None:
@@ -226,6 +265,182 @@ def test_what_is_hidden_belongs_to_the_client() -> None:
     alone = cohort.take([1])
     seen, own = (impaired(c, 0.3, 2).graph.visible for c in (cohort, alone))
     assert torch.equal(seen[9:], own)
+
+
+# NeighGen's loss ---------------------------------------------------------------------------------
+
+
+def in_training(
+    method: FedSagePlus, cohort: Cohort, round_index: int, *, dropout: float
+) -> tuple[Local, MendingNetwork]:
+    """Return clients that begin a step of NeighGen, with random parameters."""
+    shape = Shape(features=6, classes=3, hidden=4, dropout=dropout)
+    network = method.build("sage", shape, 0)
+    assert isinstance(network, MendingNetwork)
+    params = random_parameters(network, len(cohort))
+    params["neighgen.count.bias"] += 1
+    params = {name: value.requires_grad_() for name, value in params.items()}
+    local = Local(cohort, network, params, {}, {}, OptimizerSpec())
+    local.phase, local.draws = method.phase(round_index), cohort.draws(round_index)
+    return local, network
+
+
+def gradients(method: FedSagePlus, local: Local, network: MendingNetwork) -> tuple[Tensor, Message]:
+    loss = method.generator_loss(local, network)
+    grads = torch.autograd.grad(loss.sum(), tuple(local.params.values()), materialize_grads=True)
+    return loss, method.correct_gradients(local, dict(zip(local.params, grads, strict=True)))
+
+
+def plain_loss(method: FedSagePlus, local: Local, network: MendingNetwork) -> Tensor:
+    """Compute NeighGen's loss from the features in all slots of all nodes, without dropout."""
+    cohort, given = local.cohort, method.impaired(local)
+    assert isinstance(cohort, Cohort)
+    assert local.draws is not None
+    own, judge = (with_prefix(local.params, part) for part in ("neighgen.", "judge."))
+    seen = functional_call(network.neighgen, own, (given.graph,))
+    noise = torch.special.ndtri(local.draws.uniform(8, cohort.segments.pointers) + 2.0**-33)
+    weights = with_prefix(own, "generator.")
+    x = functional_call(network.neighgen.generator, weights, (seen.z + noise, cohort.segments))
+    x = x.view(cohort.num_nodes, method.slots, 6)
+    exists = gate(seen.count, method.slots, method.counting) * given.graph.visible.unsqueeze(1)
+    mended = replace(
+        mended_by(cohort, x, exists), edges=given.graph.kept, degrees=given.graph.degrees
+    )
+    logits = functional_call(network.judge, judge, (given.graph, None, mended)).logits
+    visible = given.graph.visible.bool()
+    losses = []
+    for k in range(len(cohort)):
+        mine = cohort.segments.owner == k
+        count = (mine & visible).sum()
+        off = (seen.count[given.nodes] - given.missing).abs()
+        smooth = torch.where(off < 1, off.square() / 2, off - 0.5)[mine[given.nodes]].sum() / count
+        gap = torch.zeros((), dtype=torch.float64)
+        for q, node in enumerate(given.losers.tolist()):
+            for p in range(method.slots):
+                if mine[node] and exists[node, p]:
+                    near = given.targets[q][given.present[q]]
+                    gap = gap + min((x[node, p] - t).square().sum() for t in near)
+        gap = gap / (method.slots * 6 if method.distance == "mean" else 1)
+        train = [v for v in cohort.train_nodes.tolist() if mine[v] and visible[v]]
+        entropy = [-logits[v].log_softmax(0)[cohort.labels[v]] for v in train]
+        crossed = sum(entropy) / max(len(train), 1)
+        losses.append(0.5 * smooth + 0.7 * gap / count + 1.3 * crossed)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("distance", ["sum", "mean"])
+@pytest.mark.parametrize("by_count", [True, False])
+def test_the_loss_is_that_of_all_slots(
+    monkeypatch: pytest.MonkeyPatch, sparse: bool, distance: str, by_count: bool
+) -> None:
+    method = plus(distance=distance, count_weight=0.5, feature_weight=0.7, class_weight=1.3)
+    cohort = random_cohort((9, 14, 12), sparse=sparse)
+    local, network = in_training(method, cohort, 0, dropout=0.0)
+    expected = plain_loss(method, local, network)
+    wanted = torch.autograd.grad(
+        expected.sum(), tuple(local.params.values()), materialize_grads=True
+    )
+    if not by_count:
+        never_by_count(monkeypatch)
+    local.draws = cohort.draws(0)
+    loss, found = gradients(method, local, network)
+    torch.testing.assert_close(loss, expected)
+    for name, grad in zip(local.params, wanted, strict=True):
+        if not name.startswith("classifier."):
+            torch.testing.assert_close(found[name], grad)
+    assert found["neighgen.generator.last.weight"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("round_index", [0, 1])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_slots_that_exist_give_the_loss_of_every_slot(
+    monkeypatch: pytest.MonkeyPatch, round_index: int, sparse: bool
+) -> None:
+    method = plus()
+    cohort = random_cohort((9, 14, 12), sparse=sparse)
+    local, network = in_training(method, cohort, round_index, dropout=0.4)
+    loss, found = gradients(method, local, network)
+    never_by_count(monkeypatch)
+    local.draws = cohort.draws(round_index)
+    expected, wanted = gradients(method, local, network)
+    torch.testing.assert_close(loss, expected)
+    assert found.keys() == wanted.keys()
+    for name, grad in wanted.items():
+        torch.testing.assert_close(found[name], grad)
+
+
+@pytest.mark.parametrize("mend", ["generated", "shuffled"])
+def test_rounds_are_alike_if_shapes_do_not_depend_on_counts(
+    monkeypatch: pytest.MonkeyPatch, mend: str
+) -> None:
+    found = run(plus(mend=mend), 5, dropout=0.3)
+    never_by_count(monkeypatch)
+    wanted = run(plus(mend=mend), 5, dropout=0.3)
+    for one, two in ((found.memory, wanted.memory), (found.states[0], wanted.states[0])):
+        for name, value in model_part(two).items():
+            torch.testing.assert_close(model_part(one)[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_targets_that_are_equally_near_share_the_gradient() -> None:
+    cohort = random_cohort((3,))
+    exists = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    slots = open_slots(cohort, exists)
+    features = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 2.0]], dtype=torch.float64)
+    features[2, 1] = 0
+    index, number = torch.tensor([[1, 2]]), torch.tensor([0, -1, -1])
+    compared = Compared(
+        slots,
+        DenseTargets(features, index, number),
+        torch.ones(1, 2, dtype=torch.float64),
+        (0, 0),
+        (0, 0),
+    )
+    bias = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
+    zero = torch.zeros(1, 2, 4, dtype=torch.float64)
+    params = {"generator.last.weight": zero, "generator.last.bias": bias}
+    layer = {
+        name: torch.zeros(1, 2, 3, dtype=torch.float64) for name in ("weight_near", "weight_self")
+    }
+    gaps, _ = leaves(torch.zeros(1, 2, dtype=torch.float64), params, layer, compared)
+    assert gaps.tolist() == [1.0]
+    # x = tanh(0) = 0 is as near to (1, 0) as to (-1, 0): their mean is x
+    assert torch.equal(torch.autograd.grad(gaps.sum(), bias)[0], torch.zeros(1, 4).double())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_do_not_depend_on_the_clients_beside(sparse: bool) -> None:
+    method = plus(embedding=16, first_width=16, second_width=16)
+    cohort = random_cohort((30, 41, 37, 52, 44, 33), sparse=sparse, dtype=torch.float32)
+    local, network = in_training(method, cohort, 0, dropout=0.4)
+    local.params = {n: t.detach().float().requires_grad_() for n, t in local.params.items()}
+    _, together = gradients(method, local, network)
+    alone, _ = in_training(method, cohort.take([3, 4, 5]), 0, dropout=0.4)
+    alone.params = {n: t[3:].detach().clone().requires_grad_() for n, t in local.params.items()}
+    _, found = gradients(method, alone, network)
+    for name in ("weight", "bias"):
+        name = "neighgen.generator.last." + name
+        assert torch.equal(together[name][3:], found[name])
+
+
+def test_slots_know_their_nodes() -> None:
+    cohort = random_cohort((4, 3))
+    exists = torch.tensor([[1, 1], [0, 0], [1, 0], [0, 0], [1, 1], [0, 0], [1, 0]]).double()
+    slots = open_slots(cohort, exists)
+    assert slots.node.tolist() == [0, 2, 0, 4, 6, 4]  # by client, number and node
+    assert slots.place.tolist() == [0, 4, 1, 8, 12, 9]
+    assert slots.blocks == (2, 1, 2, 1)
+    assert (slots.rows.sizes, slots.node_rows.sizes) == ((3, 3), (2, 2))
+    assert slots.nodes.tolist() == [0, 2, 4, 6]
+    assert slots.nodes[slots.among_nodes()].tolist() == slots.node.tolist()
+    x = torch.arange(6.0).double().unsqueeze(1)
+    assert slots.heard(x).view(-1).tolist() == [2, 0, 1, 0, 8, 0, 4]
+    every = every_slot(cohort, exists)
+    placed = torch.zeros(14, 1, dtype=torch.float64)
+    placed[slots.place] = x
+    assert torch.equal(every.heard(placed + (1 - exists.view(-1, 1))), slots.heard(x))
+    nodes = torch.arange(7.0).double().unsqueeze(1)
+    assert slots.at_node(nodes).view(-1).tolist() == slots.node.tolist()
 
 
 # The exchange ------------------------------------------------------------------------------------
@@ -359,6 +574,25 @@ def test_what_is_trained_when() -> None:
         assert moved == {n for n in before if n.startswith(tuple(trained.split()))}
 
 
+def test_first_steps_are_spread_over_rounds() -> None:
+    method = plus(generator_steps=5, first_rounds=3, generator_rounds=2)
+    assert method.first_steps == (2, 2, 1)
+    assert method.preparation == 5
+    assert plus(generator_steps=2, first_rounds=4).first_steps == (1, 1)
+    assert create("fedsage+", {"paper": True}).first_steps == (20,)  # type: ignore[attr-defined]
+    simulation = run(method, 0, keep_optimizer=True, optimizer="sgd", dropout=0.0)
+    server = simulation.servers[0]
+    steps = []
+    for r in range(6):
+        before = {n: t.clone() for n, t in model_part(simulation.memory).items()}
+        travels = bool(server.upload_contract(r).shapes)
+        simulation.advance()
+        after = model_part(simulation.memory)
+        moved = {n.split(".")[0] for n in before if not torch.equal(before[n], after[n])}
+        steps.append((travels, "judge" in moved))
+    assert steps == [(False, True), (False, True), (True, True), *[(True, False)] * 3]
+
+
 def test_generators_and_answers_travel_in_their_rounds_only() -> None:
     simulation = run(plus(generator_rounds=3), 0)
     server, kinds = simulation.servers[0], []
@@ -392,11 +626,10 @@ def test_noise_of_mending_is_drawn_once() -> None:
     assert torch.equal(before, simulation.predict(simulation.trained()))
     network, memory = simulation.network, simulation.memory
     assert isinstance(network, MendingNetwork)
-    own = with_prefix(model_part(memory), "neighgen.")
-    first = functional_call(network.neighgen, own, (simulation.cohort,)).features
+    first = all_features(network, model_part(memory), simulation.cohort)
     simulation.advance()
-    own = with_prefix(model_part(simulation.memory), "neighgen.")
-    assert torch.equal(first, functional_call(network.neighgen, own, (simulation.cohort,)).features)
+    again = all_features(network, model_part(simulation.memory), simulation.cohort)
+    assert torch.equal(first, again)
 
 
 def test_answers_lower_the_distance_to_features_of_others() -> None:
@@ -415,8 +648,8 @@ def test_answers_lower_the_distance_to_features_of_others() -> None:
         )
         simulation = run(method, 26, optimizer="sgd", lr=0.05, weight_decay=0.0)
         network, cohort = simulation.network, simulation.cohort
-        own = with_prefix(model_part(simulation.memory), "neighgen.")
-        features = functional_call(network.neighgen, own, (cohort,)).features.flatten(0, 1)
+        assert isinstance(network, MendingNetwork)
+        features = all_features(network, model_part(simulation.memory), cohort).flatten(0, 1)
         assert isinstance(cohort.x, Tensor)
         return float(torch.cdist(features, cohort.x).square().mean())
 

@@ -7,15 +7,25 @@ import platform
 import resource
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
 
+from polyphily.bench.costs import costs, costs_table
+from polyphily.bench.loops import plain, plain_table
 from polyphily.bench.roofline import count_work, measure
-from polyphily.bench.timing import PLAIN, accuracy, compare, make_simulation, time_rounds
+from polyphily.bench.timing import (
+    PLAIN,
+    Loader,
+    Record,
+    accuracy,
+    compare,
+    make_simulation,
+    time_rounds,
+)
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.loading import Federation, load
 from polyphily.runtime.machine import matmul_precision
@@ -35,19 +45,28 @@ METHODS = (
     ("s2fgl", "acm-gcn"),
     ("fedath", "gcn"),
 )
-Loader = Callable[..., Federation]
-Record = dict[str, Any]
+__all__ = ["costs", "large", "machine", "methods", "plain", "precision", "scale", "seeds", "speed"]
 
 
-def machine(device: str) -> Record:
-    """Describe and measure the machine."""
-    found = measure(torch.device(device))
+def machine(device: str, known: Mapping[str, Any] | None = None) -> Record:
+    """Describe and measure the machine.
+
+    Args:
+        device: "cpu" or "cuda".
+        known: an earlier description; if it is of this machine, it is not measured again.
+    """
     cuda = device != "cpu"
-    return {
+    description = {
         "device": torch.cuda.get_device_name(device) if cuda else _processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
+    }
+    if known and all(known.get(name) == value for name, value in description.items()):
+        return dict(known)
+    found = measure(torch.device(device))
+    return {
+        **description,
         "copy_gb_per_s": found.bandwidth / 1e9,
         "product_gflops": found.rate / 1e9,
     }
@@ -232,6 +251,10 @@ def summary(records: Mapping[str, Any]) -> str:
         parts.append(_speed_table(records["speed"]))
     if records.get("methods"):
         parts.append(_methods_table(records["methods"]))
+    if records.get("costs"):
+        parts.append(costs_table(records["costs"]))
+    if records.get("plain"):
+        parts.append(plain_table(records["plain"]))
     lines = []
     if found := records.get("scale"):
         lines.append(

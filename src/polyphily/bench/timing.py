@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyphily.bench.geometric import Loop
+from polyphily.bench.geometric import make_loop
 from polyphily.core.method import create
 from polyphily.core.metrics import Evaluator
 from polyphily.core.settings import from_mapping
@@ -46,11 +46,18 @@ class Timing:
         return float(np.quantile(self.seconds, 0.95))
 
 
+Loader = Callable[..., Federation]
+Record = dict[str, Any]
+
+
 def make_simulation(
-    federations: Sequence[Federation], method: str, options: Mapping[str, Any]
+    federations: Sequence[Federation],
+    method: str,
+    options: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any] | None = None,
 ) -> Simulation:
     first = federations[0]
-    chosen = create(method)
+    chosen = create(method, hyperparameters)
     settings = from_mapping(dict(options))
     filled = complete(settings, chosen, first.kind, first.metric, dense=first.dense)
     return Simulation(chosen, federations, filled)
@@ -64,7 +71,11 @@ def accuracy(simulation: Simulation) -> float:
 
 
 def time_rounds(
-    engines: Mapping[str, Callable[[], object]], rounds: int, every: Mapping[str, int] | None = None
+    engines: Mapping[str, Callable[[], object]],
+    rounds: int,
+    every: Mapping[str, int] | None = None,
+    before: Mapping[str, Callable[[], object]] | None = None,
+    warm_up: int = WARM_UP,
 ) -> dict[str, tuple[float, ...]]:
     """Time engines round by round, one after the other.
 
@@ -72,17 +83,29 @@ def time_rounds(
         engines: the functions that run a round, by name.
         rounds: the number of timed rounds.
         every: engines that run in every n-th turn only, because they are slow.
+        before: what some engines do before each of their rounds, without being timed.
+        warm_up: the number of rounds before them that are not timed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in range(WARM_UP + rounds):
+    for turn in range(warm_up + rounds):
         for name, advance in engines.items():
-            if turn >= WARM_UP and turn % (every or {}).get(name, 1):
+            if turn >= warm_up and turn % (every or {}).get(name, 1):
                 continue
+            if before and name in before:
+                before[name]()
+            _wait()
             began = time.perf_counter()
             advance()
-            if turn >= WARM_UP:
+            _wait()
+            if turn >= warm_up:
                 seconds[name].append(time.perf_counter() - began)
     return {name: tuple(found) for name, found in seconds.items()}
+
+
+def _wait() -> None:
+    """Wait for the GPU if there is one in use."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
 
 
 def compare(
@@ -102,23 +125,17 @@ def compare(
         single = make_simulation([federation], method, {**options, "engine": "sequential"})
         engines["sequential"] = single.advance
         scores["sequential"] = lambda: accuracy(single)
-    settings = stacked.settings
-    if plain and method == "fedavg" and settings.backbone == "gcn" and settings.layers == 2:
-        loop = Loop(
-            federation,
-            hidden=settings.hidden or 64,
-            epochs=settings.epoch_range()[0],
-            lr=settings.lr or 0.01,
-            dropout=(settings.input_dropout or 0.0, settings.dropout or 0.0),
-            device=settings.device,
-        )
-        engines[PLAIN], scores[PLAIN] = loop.advance, loop.accuracy
+    if plain and method == "fedavg":
+        loop = make_loop(federation, stacked.method, stacked.settings)
+        if loop is not None:
+            engines[PLAIN], scores[PLAIN] = loop.advance, loop.accuracy
     seconds = time_rounds(engines, rounds)
-    notes = {"stacked": _note(stacked)}
+    notes = {"stacked": note(stacked)}
     return {name: Timing(seconds[name], scores[name](), notes.get(name, "")) for name in engines}
 
 
-def _note(simulation: Simulation) -> str:
+def note(simulation: Simulation) -> str:
+    """Return a remark on how a simulation runs its rounds."""
     if simulation.device.type != "cuda":
         return "" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
     if simulation.obstacle is None:

@@ -7,16 +7,19 @@ directions, so that real nodes hear them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from polyphily.core.cohort import Cohort
 from polyphily.graphs.random import generator
+from polyphily.methods.fedsage.leaves import Products, filled
+from polyphily.methods.fedsage.slots import Slots, slots_of
 from polyphily.nn.backbones import Backbone, GraphSAGE, Output, Shape
 from polyphily.nn.draws import Draws
 from polyphily.nn.layers import Linear, SAGEConv, matmul
@@ -30,6 +33,7 @@ CLASSIFIER, NEIGHGEN, JUDGE = "classifier.", "neighgen.", "judge."
 GENERATOR = "generator."  # inside NeighGen
 
 Drop = Callable[[Tensor], Tensor]
+Choice = Callable[[Tensor], Slots]  # from counts
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,14 @@ class FeatureGenerator(nn.Module):
         self.second = Linear(widths.first, widths.second)
         self.last = Linear(widths.second, widths.slots * features)
 
-    def forward(self, z: Tensor, rows: Segments, drop: Drop | None = None) -> Tensor:
-        """Return `[rows, P · F]` from noisy embeddings `[rows, …]`."""
+    def forward(self, z: Tensor, rows: Segments) -> Tensor:
+        """Return `[rows, P · F]` from noisy embeddings `[rows, …]`, without dropout."""
+        return self._dense(self.last, self.hidden(z, rows), rows).tanh()
+
+    def hidden(self, z: Tensor, rows: Segments, drop: Drop | None = None) -> Tensor:
+        """Return the input of the last layer, `[rows, …]`."""
         hidden = self._dense(self.second, self._dense(self.first, z, rows).relu(), rows).relu()
-        return self._dense(self.last, drop(hidden) if drop else hidden, rows).tanh()
+        return drop(hidden) if drop else hidden
 
     def _dense(self, linear: Linear, x: Tensor, rows: Segments) -> Tensor:
         assert linear.bias is not None
@@ -73,11 +81,25 @@ class FeatureGenerator(nn.Module):
 
 @dataclass(frozen=True)
 class Generated:
-    """The output of NeighGen for every node: embedding, count, and features `[N, P, F]`."""
+    """The output of NeighGen before the generator's last layer.
+
+    Attributes:
+        z: embedding of every node.
+        count: predicted number of lost neighbours of every node.
+        slots: the slots to fill, if any.
+        hidden: the input of the last layer at each of the slots' nodes, `[n, …]`.
+    """
 
     z: Tensor
     count: Tensor
-    features: Tensor
+    slots: Slots | None = None
+    hidden: Tensor | None = None
+
+    def features(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return the features in the slots, `[A, F]`, given NeighGen's parameters."""
+        assert self.slots is not None
+        assert self.hidden is not None
+        return filled(self.hidden, params, self.slots)
 
 
 class NeighGen(nn.Module):
@@ -94,30 +116,56 @@ class NeighGen(nn.Module):
         nn.init.ones_(self.count.bias)  # one neighbour each at first, so that no ReLU starts dead
         self.generator = FeatureGenerator(widths, shape.features)
 
-    def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Generated:
-        """Generate neighbours of all nodes; without `draws` the noise is always the same."""
-        segments = graph.segments
+    def forward(
+        self,
+        graph: StackedGraph,
+        draws: Draws | None = None,
+        choose: Choice | None = None,
+        source: Tensor | None = None,
+    ) -> Generated:
+        """Count lost neighbours of all nodes, and prepare the features of some.
+
+        Random numbers are drawn for all nodes, so that they do not depend on the choice.
+
+        Args:
+            graph: what is seen.
+            draws: random numbers; without them the noise is always the same.
+            choose: returns the slots to fill, given the counts; None: there are none.
+            source: for each node, the node whose embedding its neighbours are generated from; by
+                default itself.
+        """
+        pointers, p = graph.segments.pointers, self.shape.dropout
+        first, second = self.encoder
+        x = first(graph.x, graph).relu()
+        z = second(x if draws is None else draws.dropout(x, p, pointers), graph).relu()
+        count = self.count(z, graph).relu().view(-1)
+        if choose is None:
+            return Generated(z, count)
+        slots = choose(count)
+        nodes = slots.nodes if source is None else source[slots.nodes]
+        if draws is None:
+            noise = graph.cached(
+                ("fedsage+ noise", z.shape[1]), lambda whole: _fixed_noise(whole, z)
+            )[nodes]
+        else:
+            noise = normal(draws, z.shape[1], pointers, nodes).to(z.dtype)
 
         def drop(x: Tensor) -> Tensor:
-            if draws is None:
+            if draws is None or p == 0:
                 return x
-            return draws.dropout(x, self.shape.dropout, segments.pointers)
+            every = x.new_ones(graph.num_nodes, x.shape[1])
+            return x * draws.dropout(every, p, pointers)[nodes]
 
-        first, second = self.encoder
-        z = second(drop(first(graph.x, graph).relu()), graph).relu()
-        count = self.count(z, graph).relu().view(-1)
-        noise = (
-            graph.cached(("fedsage+ noise", z.shape[1]), lambda whole: _fixed_noise(whole, z))
-            if draws is None
-            else normal(draws, z.shape[1], segments.pointers).to(z.dtype)
-        )
-        features = self.generator(z + noise, segments, drop)
-        return Generated(z, count, features.view(len(z), self.widths.slots, -1))
+        noisy = z.index_select(0, nodes) + noise
+        return Generated(z, count, slots, self.generator.hidden(noisy, slots.node_rows, drop))
 
 
-def normal(draws: Draws, width: int, pointers: tuple[int, ...] | range) -> Tensor:
-    """Draw from N(0, 1), `[rows, width]` in float64."""
-    found: Tensor = torch.special.ndtri(draws.uniform(width, pointers) + 2.0**-33)
+def normal(
+    draws: Draws, width: int, pointers: tuple[int, ...] | range, rows: Tensor | None = None
+) -> Tensor:
+    """Draw from N(0, 1) for all rows, and return some or all, `[rows, width]` in float64."""
+    drawn = draws.uniform(width, pointers)
+    found: Tensor = torch.special.ndtri((drawn if rows is None else drawn[rows]) + 2.0**-33)
     return found
 
 
@@ -142,40 +190,37 @@ class Mended:
     """Generated neighbours beside a graph.
 
     Attributes:
-        features: of the generated nodes, `[N, P, F]`.
-        gate: which of them exist, `[N, P]`.
+        leaves: features of the generated nodes, `[A, F]`, or the first layer's products of them.
+        slots: the slots that these are in.
+        gate: which slots of every node exist, `[N, P]`.
         edges: the edges between real nodes; an entry is 0 where an end is hidden.
         degrees: the number of real neighbours of every node.
-        rows: the generated nodes of each client.
     """
 
-    features: Tensor
+    leaves: Tensor | Products
+    slots: Slots
     gate: Tensor
     edges: SparseMatrix
     degrees: Tensor
-    rows: Segments
 
     @classmethod
-    def whole(cls, graph: StackedGraph, features: Tensor, gate: Tensor) -> Mended:
-        """Mend a graph of which no node is hidden."""
-        return cls(features, gate, graph.edges, graph.degrees, slot_rows(graph, gate.shape[1]))
+    def whole(
+        cls, graph: StackedGraph, features: Tensor, gate: Tensor, slots: Slots | None = None
+    ) -> Mended:
+        """Mend a graph of which no node is hidden.
 
-    def heard(self, slots: Tensor) -> Tensor:
-        """Sum over the generated neighbours of every node, `[N · P, …] -> [N, …]`."""
-        return (self.gate.unsqueeze(2) * slots.view(*self.gate.shape, -1)).sum(dim=1)
+        Args:
+            graph: the graph.
+            features: those of the generated nodes, `[A, F]`.
+            gate: which slots exist, `[N, P]`.
+            slots: the slots of these nodes; by default those that are computed for this gate.
+        """
+        return cls(features, slots or slots_of(graph, gate), gate, graph.edges, graph.degrees)
 
     @property
     def neighbours(self) -> Tensor:
         """The number of real and generated neighbours, at least 1, as a column."""
         return (self.degrees + self.gate.sum(dim=1)).clamp(min=1).unsqueeze(1)
-
-
-def slot_rows(graph: StackedGraph, slots: int) -> Segments:
-    """Return the slots of each client: P for every node."""
-    return graph.cached(
-        ("fedsage+ slots", slots),
-        lambda whole: Segments(tuple(slots * n for n in whole.segments.sizes), whole.device),
-    )
 
 
 class MendedSAGE(GraphSAGE):
@@ -187,34 +232,46 @@ class MendedSAGE(GraphSAGE):
         if mended is None:
             return super().forward(graph, draws)
         *hidden, last = (cast(SAGEConv, conv) for conv in self.convs)
-        x, slots = self.drop_input(graph, draws), mended.features.flatten(0, 1)
+        x, leaves, slots = self.drop_input(graph, draws), mended.leaves, mended.slots
         embedding = None
         for conv in hidden:
-            near = matmul(x, conv.weight_near, graph)
-            embedding = self._node(conv, x, near, slots, graph, mended).relu()
-            own = mended.rows.matmul(slots, conv.weight_self) + mended.rows.expand(conv.bias)
-            places = mended.gate.shape[1]
-            slots = (own.view(-1, places, near.shape[1]) + near.unsqueeze(1)).relu().flatten(0, 1)
+            if isinstance(leaves, Tensor):
+                weights = (conv.weight_near, conv.weight_self)
+                leaves = Products(*(slots.rows.matmul(leaves, weight) for weight in weights))
+            near, bias = matmul(x, conv.weight_near, graph), graph.segments.expand(conv.bias)
+            embedding = (self._node(conv, x, near, leaves.near, graph, mended) + bias).relu()
+            leaves = (leaves.own + slots.at_node(near + bias)).relu()
             x = self.drop(embedding, graph, draws)
-            if draws is not None:
-                slots = draws.dropout(slots, self.shape.dropout, mended.rows.pointers)
+            if draws is not None and self.shape.dropout > 0:
+                leaves = leaves * self._kept(leaves, graph, draws, mended)
+        assert isinstance(leaves, Tensor)
         near = matmul(x, last.weight_near, graph)
-        logits = self._node(last, x, near, slots, graph, mended)
+        heard = slots.rows.matmul(leaves, last.weight_near)
+        logits = self._node(last, x, near, heard, graph, mended) + graph.segments.expand(last.bias)
         return Output(logits, logits if embedding is None else embedding)
+
+    def _kept(self, like: Tensor, graph: StackedGraph, draws: Draws, mended: Mended) -> Tensor:
+        """Draw dropout for all slots, so that it does not depend on which of them exist."""
+        number = mended.gate.shape[1]
+        pointers = tuple(number * start for start in graph.segments.pointers)
+        every = like.new_ones(pointers[-1], like.shape[1])
+        return draws.dropout(every, self.shape.dropout, pointers)[mended.slots.place]
 
     def _node(
         self,
         conv: SAGEConv,
         x: Tensor | SparseMatrix,
         near: Tensor,
-        slots: Tensor,
+        leaves: Tensor,
         graph: StackedGraph,
         mended: Mended,
     ) -> Tensor:
-        """Return x W_self + mean over real and generated neighbours of x_u W_near + b."""
-        heard = graph.segments.matmul(mended.heard(slots), conv.weight_near)
-        mean = (mended.edges @ near + heard) / mended.neighbours
-        return matmul(x, conv.weight_self, graph) + mean + graph.segments.expand(conv.bias)
+        """Return x W_self + mean over real and generated neighbours of x_u W_near.
+
+        The products x_u W_near are given: `near` of real ones, `leaves` of generated ones.
+        """
+        mean = (mended.edges @ near + mended.slots.heard(leaves)) / mended.neighbours
+        return matmul(x, conv.weight_self, graph) + mean
 
 
 # All together ------------------------------------------------------------------------------------
@@ -247,17 +304,28 @@ class MendingNetwork(Backbone):
     ) -> Output:
         """Classify the nodes of the mended graph, which is mended first unless it is given."""
         if mended is None:
-            with torch.no_grad():
-                mended = self.mend(graph, self.neighgen(graph))
+            mended = self.mend(graph, dict(self.neighgen.named_parameters()))
         output: Output = self.classifier(graph, draws, mended)
         return output
 
-    def mend(self, graph: StackedGraph, generated: Generated) -> Mended:
-        """Give the nodes of a whole graph their generated neighbours."""
-        features = generated.features
-        if self.shuffled:
-            features = features[graph.cached("fedsage+ shuffle", _shuffle)]
-        return Mended.whole(graph, features, self.gate(generated.count))
+    def mend(self, graph: StackedGraph, params: Mapping[str, Tensor]) -> Mended:
+        """Give the nodes of a whole graph their generated neighbours; no gradient goes through.
+
+        Args:
+            graph: the graph.
+            params: NeighGen's parameters.
+        """
+        source = graph.cached("fedsage+ shuffle", _shuffle) if self.shuffled else None
+
+        def choose(count: Tensor) -> Slots:
+            return slots_of(graph, self.gate(count))
+
+        with torch.no_grad():
+            generated: Generated = functional_call(
+                self.neighgen, dict(params), (graph, None, choose, source)
+            )
+            features = generated.features(params)
+        return Mended.whole(graph, features, self.gate(generated.count), generated.slots)
 
     def gate(self, count: Tensor) -> Tensor:
         return gate(count, self.widths.slots, self.counting)

@@ -34,6 +34,7 @@ from polyphily.core.messages import (
 )
 from polyphily.core.method import parameter, register
 from polyphily.core.optimizers import initial_state
+from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import WEIGHT
 from polyphily.methods.fedsage import exchange
@@ -47,6 +48,7 @@ from polyphily.methods.fedsage.exchange import (
     OWN,
 )
 from polyphily.methods.fedsage.impaired import Impaired, impaired
+from polyphily.methods.fedsage.leaves import leaves
 from polyphily.methods.fedsage.network import (
     CLASSIFIER,
     GENERATOR,
@@ -60,6 +62,7 @@ from polyphily.methods.fedsage.network import (
     feature_errors,
 )
 from polyphily.methods.fedsage.plain import CITE, FedSage
+from polyphily.methods.fedsage.slots import Slots
 from polyphily.nn.backbones import Backbone, Output, Shape
 
 FEATURES, GATE = "features", "gate"  # constants of a classifier round: the mended graph
@@ -72,6 +75,7 @@ class Phase(NamedTuple):
 
     Attributes:
         trains: what the names of the trained parameters begin with.
+        steps: how many steps are taken; 0 for as many as usual.
         begins: whether it is the first round of the classifier.
         shares: whether it sends its feature generator.
         answers: whether it answers other clients.
@@ -79,6 +83,7 @@ class Phase(NamedTuple):
     """
 
     trains: tuple[str, ...]
+    steps: int = 0
     begins: bool = False
     shares: bool = False
     answers: bool = False
@@ -95,7 +100,7 @@ class FedSagePlus(FedSage):
         L = lambda_d · smoothL1(ñ_v, n_v) + lambda_f · L_f + lambda_c · CE on the mended graph,
         L_f = mean over v of sum over p ≤ ñ_v of min over hidden neighbours u of ||x̃_vp - x_u||².
 
-    In the first round a client takes `generator_steps` steps on all of NeighGen. In the next
+    In the first rounds a client takes `generator_steps` steps on all of NeighGen. In the next
     `generator_rounds` rounds it trains the feature generator alone, and L_f has a term for every
     other client, which compares with neighbours there (see `exchange`). Then NeighGen is frozen,
     the whole graph is mended with one draw of noise, and only the classifier is trained and shared.
@@ -137,6 +142,7 @@ class FedSagePlus(FedSage):
         "share of nodes that NeighGen is trained to find (the paper has 3.4 to 27.8 %)",
         symbol="h",
         code=0.1,
+        search=Range(0.05, 0.4),
     )
     counting: str = parameter(
         "nearest",
@@ -147,13 +153,26 @@ class FedSagePlus(FedSage):
     embedding: int = parameter(64, "width of NeighGen's embeddings", symbol="z", paper=128)
     first_width: int = parameter(64, "width of the generator's first hidden layer", paper=256)
     second_width: int = parameter(64, "width of the generator's second hidden layer", paper=2048)
-    generator_steps: int = parameter(20, "steps on all of NeighGen, in the first round")
+    generator_steps: int = parameter(20, "steps on all of NeighGen, in the first rounds")
+    first_rounds: int = parameter(
+        4, "rounds over which these steps are spread, at most one for each step", paper=1
+    )
     generator_rounds: int = parameter(
         4, "further rounds, in which only the feature generator is trained", paper=20
     )
     count_weight: float = parameter(1.0, "weight of the error of counts", symbol="λ_d")
-    feature_weight: float = parameter(1.0, "weight of the distance of features", symbol="λ_f")
-    class_weight: float = parameter(1.0, "weight of NeighGen's cross-entropy", symbol="λ_c")
+    feature_weight: float = parameter(
+        1.0,
+        "weight of the distance of features",
+        symbol="λ_f",
+        search=Range(0.1, 10.0, log=True),
+    )
+    class_weight: float = parameter(
+        1.0,
+        "weight of NeighGen's cross-entropy",
+        symbol="λ_c",
+        search=Range(0.1, 10.0, log=True),
+    )
     distance: str = parameter(
         "sum",
         "whether squared differences of features are summed, or averaged over features and slots",
@@ -161,7 +180,10 @@ class FedSagePlus(FedSage):
         code="mean",
     )
     cross: float = parameter(
-        1.0, "weight of the distance to features at other clients; 0: none", symbol="α"
+        1.0,
+        "weight of the distance to features at other clients; 0: none",
+        symbol="α",
+        search=Range(0.1, 10.0, log=True),
     )
     partners: int = parameter(
         1, "other clients that a client answers in a round (the paper: all others)", paper=4
@@ -169,7 +191,8 @@ class FedSagePlus(FedSage):
     rows: int = parameter(32, "embeddings that a client sends to be answered")
 
     def __post_init__(self) -> None:
-        for name in ("slots", "embedding", "first_width", "second_width", "generator_steps"):
+        sizes = ("slots", "embedding", "first_width", "second_width")
+        for name in (*sizes, "generator_steps", "first_rounds"):
             if getattr(self, name) < 1:
                 raise UserError(f"fedsage+: '{name}' must be at least 1")
         for name in ("partners", "rows"):
@@ -190,10 +213,17 @@ class FedSagePlus(FedSage):
         """True if clients answer each other. An answer needs two rounds."""
         return self.mends and self.cross > 0 and self.generator_rounds > 1
 
+    @cached_property
+    def first_steps(self) -> tuple[int, ...]:
+        """The number of steps in each of the first rounds."""
+        rounds = min(self.first_rounds, self.generator_steps)
+        each, rest = divmod(self.generator_steps, rounds)
+        return tuple(each + (r < rest) for r in range(rounds))
+
     @property
     def preparation(self) -> int:
         """The number of rounds before the classifier's first."""
-        return 1 + self.generator_rounds if self.mends else 0
+        return len(self.first_steps) + self.generator_rounds if self.mends else 0
 
     @cached_property
     def widths(self) -> Widths:
@@ -224,26 +254,32 @@ class FedSagePlus(FedSage):
             return Phase((CLASSIFIER,), begins=self.mends and round_index == self.preparation)
         number = round_index + 1
         return Phase(
-            (NEIGHGEN, JUDGE) if number == 1 else (NEIGHGEN + GENERATOR,),
+            *self._trained(round_index),
             shares=self.crosses and number in self.sharing,
             answers=self.crosses and number in self.answering,
             ends=number == self.preparation,
         )
 
+    def _trained(self, round_index: int) -> tuple[tuple[str, ...], int]:
+        """Return what is trained in a round of the generator, and in how many steps."""
+        if round_index < len(self.first_steps):
+            return (NEIGHGEN, JUDGE), self.first_steps[round_index]
+        return (NEIGHGEN + GENERATOR,), 0
+
     @property
     def sharing(self) -> Rounds:
         """The rounds in which generators are sent: they are answered in the next one."""
-        return Rounds(1, self.preparation - 2)
+        return Rounds(len(self.first_steps), self.preparation - 2)
 
     @property
     def answering(self) -> Rounds:
         """The rounds in which clients answer: the owner has the sum in the next one."""
-        return Rounds(2, self.preparation - 1)
+        return Rounds(len(self.first_steps) + 1, self.preparation - 1)
 
     @property
     def applying(self) -> Rounds:
         """The rounds in which the owner of a generator uses the answers."""
-        return Rounds(3, self.preparation)
+        return Rounds(len(self.first_steps) + 2, self.preparation)
 
     @property
     def classifying(self) -> Rounds:
@@ -352,11 +388,9 @@ class FedSagePlus(FedSage):
         if phase.trains != (CLASSIFIER,):
             drawn = exchange.sample(local, self.rows) if phase.shares else {}
             return drawn | (self.answers(local, network) if phase.answers else {})
-        own = with_prefix(local.params, NEIGHGEN)
-        with torch.no_grad():
-            generated: Generated = functional_call(network.neighgen, own, (local.cohort,))
-            mended = network.mend(local.cohort, generated)
-        return {FEATURES: mended.features, GATE: mended.gate}
+        mended = network.mend(local.cohort, with_prefix(local.params, NEIGHGEN))
+        assert isinstance(mended.leaves, Tensor)
+        return {FEATURES: mended.leaves, GATE: mended.gate}
 
     def answers(self, local: Local, network: MendingNetwork) -> Message:
         """Return the gradients of the distance in the generators of the partners."""
@@ -374,8 +408,8 @@ class FedSagePlus(FedSage):
     def train(self, local: Local) -> None:
         phase = local.phase
         assert isinstance(phase, Phase)
-        if NEIGHGEN in phase.trains:
-            local.steps = (self.generator_steps,) * len(local.cohort)
+        if phase.steps:
+            local.steps = (phase.steps,) * len(local.cohort)
         if phase.begins:  # another network: moments and step counts begin anew
             local.memory |= initial_state(local.optimizer, local.params)
         super().train(local)
@@ -394,18 +428,22 @@ class FedSagePlus(FedSage):
 
     def generator_loss(self, local: Local, network: MendingNetwork) -> Tensor:
         """Compute lambda_d L_d + lambda_f L_f + lambda_c CE on the impaired graphs."""
-        cohort, given = local.cohort, self.impaired(local)
-        own, judge = (with_prefix(local.params, part) for part in (NEIGHGEN, JUDGE))
-        generated: Generated = functional_call(network.neighgen, own, (given.graph, local.draws))
-        mended = given.mended(generated, self.counting)
-        counts = count_errors(generated.count[given.nodes], given.missing)
-        features = feature_errors(
-            generated.features[given.losers],
-            mended.gate[given.losers],
-            given.targets,
-            given.present,
-            self.distance,
+        cohort, given, phase = local.cohort, self.impaired(local), local.phase
+        assert isinstance(phase, Phase)
+        params = {  # no gradient is computed for what is not trained
+            name: value if name.startswith(phase.trains) else value.detach()
+            for name, value in local.params.items()
+        }
+        own, judge = (with_prefix(params, part) for part in (NEIGHGEN, JUDGE))
+
+        def choose(count: Tensor) -> Slots:
+            return given.choose(given.gate(count, self.counting))
+
+        generated: Generated = functional_call(
+            network.neighgen, own, (given.graph, local.draws, choose)
         )
+        counts = count_errors(generated.count[given.nodes], given.missing)
+        features, mended = self._compare(generated, given, own, judge)
         seen = given.rows.counts.to(cohort.dtype)
         output: Output = functional_call(network.judge, judge, (given.graph, local.draws, mended))
         errors = F.cross_entropy(
@@ -417,6 +455,29 @@ class FedSagePlus(FedSage):
             + self.feature_weight * given.loser_rows.sum(features) / seen
             + self.class_weight * cohort.train_segments.sum(errors * given.learns) / learns
         )
+
+    def _compare(
+        self, generated: Generated, given: Impaired, own: Message, judge: Message
+    ) -> tuple[Tensor, Mended]:
+        """Return the errors of features of each loser, and the graph that the judge sees."""
+        slots, hidden, graph = generated.slots, generated.hidden, given.graph
+        assert slots is not None
+        assert hidden is not None
+        exists = given.gate(generated.count, self.counting)
+        if slots.blocks is None:
+            found = generated.features(own)
+            each = found.view(-1, self.slots, found.shape[1]).index_select(0, given.loser_place)
+            errors = feature_errors(
+                each, exists[given.losers], given.targets, given.present, self.distance
+            )
+            return errors, Mended(found, slots, exists, graph.kept, graph.degrees)
+        gaps, products = leaves(hidden, own, with_prefix(judge, "convs.0."), given.compared(slots))
+        number = given.loser_number[slots.node]
+        rows = (number >= 0).nonzero().view(-1)
+        errors = gaps.new_zeros(len(given.losers)).index_add(0, number[rows], gaps[rows])
+        if self.distance == "mean":
+            errors = errors / (self.slots * graph.num_features)
+        return errors, Mended(products, slots, exists, graph.kept, graph.degrees)
 
     def correct_gradients(self, local: Local, grads: Message) -> Message:
         """Keep the gradients of what is trained, and add what other clients answered."""
@@ -479,8 +540,8 @@ class FedSagePlus(FedSage):
         about_answers = ("partners", "rows")
         about_generator = (
             *("slots", "hidden_share", "counting", "embedding", "first_width", "second_width"),
-            *("generator_steps", "generator_rounds", "count_weight", "feature_weight"),
-            *("class_weight", "distance", "cross"),
+            *("generator_steps", "first_rounds", "generator_rounds", "count_weight"),
+            *("feature_weight", "class_weight", "distance", "cross"),
         )
         if not self.mends:
             reason = "nothing is generated; set mend=generated"
