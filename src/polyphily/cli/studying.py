@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,6 +16,9 @@ from polyphily import studies
 from polyphily.cli import options
 from polyphily.errors import UserError
 
+LEADERBOARD = "leaderboard"
+C = TypeVar("C")
+
 
 def add_to(app: typer.Typer) -> None:
     app.command("study")(study)
@@ -21,7 +26,8 @@ def add_to(app: typer.Typer) -> None:
 
 def study(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Studies; all unless given. See --list.")
+        list[str] | None,
+        typer.Argument(help="Studies, all unless given (see --list), or leaderboard."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List studies and cells and exit.")] = False,
     only: Annotated[
@@ -29,7 +35,18 @@ def study(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of results.")] = Path("studies"),
     write: Annotated[
-        Path | None, typer.Option("--write", help="Write the tables to this file.")
+        list[Path] | None,
+        typer.Option(
+            "--write",
+            help="Write the tables to this file; repeatable. The leaderboard also as .html, which "
+            "can be sorted, .csv and .tex.",
+        ),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--methods", help="Rows of the leaderboard: fedavg,mine; all methods unless given."
+        ),
     ] = None,
     digest: Annotated[
         Path | None,
@@ -55,12 +72,20 @@ def study(
     """Run the studies behind docs/results.md: where a method helps, and by how much.
 
     All trials and seeds of a row run in one pass. Finished rows are not repeated.
+
+    `polyphily study leaderboard` is behind docs/leaderboard.md: every method, with equally many
+    trials.
     """
+    here = _Runs(out, device, partitions, _share(share), time.monotonic() + 60 * minutes)
+    if LEADERBOARD in (names or []):
+        _leaderboard(names or [], only, methods, here, write or [], set_ or digest, list_, run)
+        return
+    if methods:
+        raise UserError("--methods chooses rows of the leaderboard: polyphily study leaderboard")
+    if len(write or []) > 1:
+        raise UserError("--write: the studies have one file of tables")
     changes = options.gather(None, {}, set_ or [], None).hyperparameters
     wanted = [studies.find_study(name).with_set(changes) for name in names or studies.studies()]
-    number, _, parts = share.partition("/")
-    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
-        raise UserError(f"--share {share}: write 1/3, 2/3 or 3/3")
     cells = [(s, cell) for s in wanted for cell in s.cells if (only or "") in cell.title]
     if not cells:
         raise UserError(f"--only {only}: no cell has this in its title; --list shows all cells")
@@ -69,43 +94,112 @@ def study(
             typer.echo(f"{s.name:12s} {cell.title}")
         return
     if run:
-        _run(cells[int(number) - 1 :: int(parts)], out, device, partitions, minutes)
+        _run(cells, here)
     from polyphily.studies import results
 
     if digest is not None:
         lines = ",\n".join(json.dumps(entry) for entry in results.digest(out, wanted))
-        digest.parent.mkdir(parents=True, exist_ok=True)
-        digest.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-        if write is None:
+        _save(digest, f"[\n{lines}\n]\n")
+        if not write:
             return
     text = results.page(out, wanted)
-    if write is None:
-        typer.echo(text)
+    if write:
+        _save(write[0], text)
     else:
-        write.parent.mkdir(parents=True, exist_ok=True)
-        write.write_text(text, encoding="utf-8")
+        typer.echo(text)
 
 
-def _run(
-    cells: list[tuple[studies.Study, studies.Cell]],
-    out: Path,
-    device: str,
-    partitions: Path | None,
-    minutes: float,
-) -> None:
-    from polyphily.runtime.machine import check_device
+@dataclass(frozen=True)
+class _Runs:
+    """Where and how long to run.
+
+    Attributes:
+        out: the folder of results.
+        device: the device to train on.
+        partitions: the folder of partition files.
+        share: which of how many parts of the cells, from 1.
+        until: no row is started after this value of `time.monotonic()`.
+    """
+
+    out: Path
+    device: str
+    partitions: Path | None
+    share: tuple[int, int]
+    until: float
+
+    def part(self, cells: Sequence[C]) -> Sequence[C]:
+        """Return the part of the cells that is run here."""
+        number, parts = self.share
+        return cells[number - 1 :: parts]
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of `run_cell`; the device is checked."""
+        from polyphily.runtime.machine import check_device
+
+        check_device(self.device)
+        console = Console(stderr=True, highlight=False)
+        return {
+            "device": self.device,
+            "partitions": self.partitions,
+            "report": lambda line: console.print(f"[dim]{line}[/dim]", soft_wrap=True),
+            "until": self.until,
+        }
+
+
+def _share(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise UserError(f"--share {text}: write 1/3, 2/3 or 3/3")
+    return int(number), int(parts)
+
+
+def _run(cells: Sequence[tuple[studies.Study, studies.Cell]], here: _Runs) -> None:
     from polyphily.studies import trials
 
-    check_device(device)
-    console = Console(stderr=True, highlight=False)
-    until = time.monotonic() + 60 * minutes
-    for s, cell in cells:
-        trials.run_cell(
-            s,
-            cell,
-            out,
-            device=device,
-            partitions=partitions,
-            report=lambda line: console.print(f"[dim]{line}[/dim]", soft_wrap=True),
-            until=until,
-        )
+    options = here.options()
+    for s, cell in here.part(cells):
+        trials.run_cell(s, cell, here.out, **options)
+
+
+def _leaderboard(
+    names: Sequence[str],
+    only: str | None,
+    methods: Sequence[str] | None,
+    here: _Runs,
+    write: Sequence[Path],
+    refused: object,
+    list_: bool,
+    run: bool,
+) -> None:
+    """Run the leaderboard, and write or print it."""
+    from polyphily.studies import leaderboard as boards
+    from polyphily.studies.standings import SUFFIXES, Standings
+
+    if len(names) > 1 or refused:
+        raise UserError("study leaderboard: run it by itself, without --set and --digest")
+    wrong = [file for file in write if file.suffix.lower() not in SUFFIXES]
+    if wrong:
+        raise UserError(f"--write {wrong[0]}: the name must end in {', '.join(SUFFIXES)}")
+    board = boards.leaderboard()
+    cells = [cell for cell in board.cells if (only or "") in cell.title]
+    if not cells:
+        raise UserError(f"--only {only}: no cell has this in its title; --list shows all cells")
+    chosen = board.entrants(boards.check_names(methods) if methods else None)
+    if list_:
+        for cell in cells:
+            typer.echo(f"{LEADERBOARD} {cell.title}")
+        return
+    if run:
+        options = here.options()
+        for cell in here.part(cells):
+            boards.run_cell(board, cell, chosen, here.out, **options)
+    shown = Standings(board, board.entrants() if methods else chosen, here.out)
+    for file in write:
+        _save(file, shown.text(file.suffix.lower()))
+    if not write:
+        typer.echo(shown.markdown())
+
+
+def _save(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")

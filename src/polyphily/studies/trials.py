@@ -21,6 +21,7 @@ from polyphily.graphs.loading import Federation
 from polyphily.graphs.prepared import load_prepared
 from polyphily.runs.folder import write_text
 from polyphily.runs.tuning import side_by_side
+from polyphily.runtime.machine import release_memory
 from polyphily.studies import Cell, Row, Study
 
 DIGITS = 6
@@ -80,8 +81,7 @@ def run_cell(
             cohort = None
             continue
         finally:
-            if device != "cpu":
-                torch.cuda.empty_cache()  # leave the memory to other processes
+            release_memory()
         seconds = time.perf_counter() - began
         found |= {"cell": asdict(cell), "polyphily": polyphily.__version__}
         found["rows"][row.key] = {
@@ -90,11 +90,11 @@ def run_cell(
             "scores": scores,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, _to_json(found))
+        write_text(path, to_json(found))
         report(f"{cell.title}: {row.label}: {seconds:.1f} s")
 
 
-def _to_json(found: dict[str, Any]) -> str:
+def to_json(found: dict[str, Any]) -> str:
     """Return JSON with one line per row, which is small and makes readable diffs."""
     rows = [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in found["rows"].items()]
     rest = json.dumps({name: value for name, value in found.items() if name != "rows"})

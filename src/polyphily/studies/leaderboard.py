@@ -1,0 +1,356 @@
+"""The leaderboard: every method on the same cells, with equally many trials each.
+
+`leaderboard.toml` says what is compared. A row is a method, in its default form or its paper's. In
+every cell a row has as many trials as any other: points of its hyperparameters and of the settings
+that all methods have, each trained with the same learning rates on the same seeds in one pass.
+Validation selects among them. A file per cell keeps all trials.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from polyphily.core.method import METHODS, VIEWS, create
+from polyphily.errors import PolyphilyError, UserError
+from polyphily.graphs.datasets import is_present
+from polyphily.graphs.loading import Federation
+from polyphily.runs.folder import write_text
+from polyphily.runs.run import Execution
+from polyphily.runs.searching import search, search_space
+from polyphily.runs.trials import SearchTrial
+from polyphily.runtime.machine import release_memory
+from polyphily.studies import Cell
+from polyphily.studies.trials import DIGITS, Report, federation_of, to_json
+
+NAME = "leaderboard"
+PAPER_FORM = ", paper's form"
+TRAINED = ", trained at home"  # FedAvg's models after local training: the other view of its row
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A row of the leaderboard.
+
+    Attributes:
+        method: the name of a method.
+        set: hyperparameters that differ from the defaults.
+    """
+
+    method: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.method + (PAPER_FORM if self.set else "")
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """What is compared.
+
+    Attributes:
+        cells: the data.
+        seeds: seeds of data, weights and random draws.
+        trials: the number of trials of every row in every cell.
+        rates: pairs of learning rate and weight decay that every trial trains.
+        backbones: the networks among which a method shares its trials, if it can train them.
+        forms: methods that have a row for their paper's form.
+        settings: settings of all runs.
+        findings: what the table shows, a sentence each.
+    """
+
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    trials: int
+    rates: tuple[tuple[float, float], ...]
+    backbones: tuple[str, ...]
+    forms: tuple[str, ...]
+    settings: Mapping[str, Any]
+    findings: tuple[str, ...] = ()
+
+    def entrants(self, names: Sequence[str] | None = None) -> tuple[Entrant, ...]:
+        """Return the rows of some methods, of all that are registered unless names are given."""
+        chosen = [METHODS.find(name).name for name in names] if names else sorted(METHODS)
+        return tuple(
+            entrant
+            for name in dict.fromkeys(chosen)
+            for entrant in (
+                Entrant(name),
+                *([Entrant(name, {"paper": True})] if name in self.forms else []),
+            )
+        )
+
+    def shares(self, entrant: Entrant) -> dict[str | None, int]:
+        """Return the number of trials on each backbone; None stands for the method's own network.
+
+        The first backbones have one more if the trials do not divide evenly.
+        """
+        supported = create(entrant.method, dict(entrant.set)).supported_backbones()
+        usable = [name for name in self.backbones if name in supported][: self.trials]
+        if not usable:
+            return {None: self.trials}
+        each, rest = divmod(self.trials, len(usable))
+        return {name: each + (i < rest) for i, name in enumerate(usable)}
+
+
+@cache
+def leaderboard() -> Leaderboard:
+    """Return what `leaderboard.toml` says."""
+    text = resources.files(__package__).joinpath("leaderboard.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    return Leaderboard(
+        cells=tuple(Cell(**{"clients": None, **cell}) for cell in data["cells"]),
+        seeds=tuple(data["seeds"]),
+        trials=data["trials"],
+        rates=tuple((lr, decay) for lr, decay in data["rates"]),
+        backbones=tuple(data["backbones"]),
+        forms=tuple(data["forms"]),
+        settings=data["settings"],
+        findings=tuple(data["findings"]),
+    )
+
+
+# Running -----------------------------------------------------------------------------------------
+
+
+def file_of(folder: Path, cell: Cell) -> Path:
+    return folder / NAME / f"{cell.name}.json"
+
+
+def run_cell(
+    board: Leaderboard,
+    cell: Cell,
+    entrants: Iterable[Entrant],
+    folder: Path,
+    *,
+    device: str = "cpu",
+    partitions: Path | None = None,
+    report: Report = print,
+    until: float = float("inf"),
+) -> None:
+    """Run the rows of a cell that are not in its file yet.
+
+    Args:
+        board: what is compared.
+        cell: one of its cells.
+        entrants: the rows.
+        folder: the folder of the results.
+        device: the device to train on.
+        partitions: a folder of partition files (`graphs.prepared`), for machines without the
+            partitioners; missing files are written.
+        report: called with a message for every row.
+        until: no row is started after this value of `time.monotonic()`.
+    """
+    if not is_present(cell.dataset):
+        report(f"{cell.title}: data not present, skipped")
+        return
+    path = file_of(folder, cell)
+    federations: list[Federation] = []
+    for entrant in entrants:
+        wanted = request(board, cell, entrant)
+        if _read(path).get(entrant.label, {}).get("request") == wanted:
+            continue
+        if time.monotonic() > until:
+            return
+        federations = federations or [federation_of(cell, s, partitions) for s in board.seeds]
+        began = time.perf_counter()
+        try:
+            trials = run_row(board, cell, entrant, federations, device)
+        except PolyphilyError as error:
+            report(f"{cell.title}: {entrant.label}: {error}")
+            continue
+        finally:
+            release_memory()
+        seconds = round(time.perf_counter() - began, 1)
+        rows = _read(path)  # another process may have written meanwhile
+        rows[entrant.label] = {"request": wanted, "seconds": seconds, "trials": trials}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, to_json({"cell": asdict(cell), "rows": dict(sorted(rows.items()))}))
+        report(f"{cell.title}: {entrant.label}: {seconds} s")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else {}
+    return found
+
+
+def request(board: Leaderboard, cell: Cell, entrant: Entrant) -> dict[str, Any]:
+    """Return everything that determines the results of a row, saved beside them."""
+    fixed = {**board.settings, **cell.settings, "metric": cell.metric, "backbone": ""}
+    space = search_space(entrant.method, dict(entrant.set), fixed)
+    return json.loads(  # type: ignore[no-any-return]
+        json.dumps(
+            {
+                "method": entrant.method,
+                "set": asdict(create(entrant.method, dict(entrant.set))),
+                "trials": [[name, number] for name, number in board.shares(entrant).items()],
+                "search": {name: search.to_dict() for name, search in space.items()},
+                "settings": {**board.settings, **cell.settings, "metric": cell.metric},
+                "split": cell.split,
+                **({} if cell.normalize == "none" else {"normalize": cell.normalize}),
+                "seeds": board.seeds,
+                "rates": board.rates,
+            }
+        )
+    )
+
+
+def run_row(
+    board: Leaderboard,
+    cell: Cell,
+    entrant: Entrant,
+    federations: Sequence[Federation],
+    device: str = "cpu",
+) -> list[dict[str, Any]]:
+    """Run all trials of a row.
+
+    Returns:
+        The trials. Each has its backbone, the values that were tried, and for each pair of rates
+        and each view the scores of every seed at its best validation round.
+    """
+    found: list[dict[str, Any]] = []
+    for backbone, trials in board.shares(entrant).items():
+        settings = {**board.settings, **cell.settings, "metric": cell.metric, "device": device}
+        if backbone is not None:
+            settings["backbone"] = backbone
+        own: dict[int, list[dict[str, Any]]] = {}
+
+        def keep(
+            number: int,
+            execution: Execution,
+            own: dict[int, list[dict[str, Any]]] = own,
+        ) -> None:
+            own[number] = _scores(execution, len(federations), len(board.rates), cell.metric)
+
+        searched = search(
+            entrant.method,
+            federations,
+            settings,
+            entrant.set,
+            trials=trials,
+            pairs=board.rates,
+            trained=keep,
+        )
+        found += [_as_data(trial, backbone, own.get(trial.number)) for trial in searched.trials]
+    return found
+
+
+def _scores(execution: Execution, seeds: int, pairs: int, metric: str) -> list[dict[str, Any]]:
+    """Return the test scores of every pair of rates, by view."""
+    found = []
+    for pair in range(pairs):
+        places = range(pair * seeds, (pair + 1) * seeds)
+        moments = {
+            view: [execution.tracker.moments(view, s)["best_val"] for s in places] for view in VIEWS
+        }
+        found.append(
+            {
+                view: [round(moment["test"][metric], DIGITS) for moment in moments[view]]
+                for view in VIEWS
+            }
+        )
+    return found
+
+
+def _as_data(
+    trial: SearchTrial, backbone: str | None, test: Sequence[Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    data = trial.to_dict()
+    for i, pair in enumerate(data["rates"]):
+        if "val" in pair and test is not None:
+            pair["val"] = {v: [round(s, DIGITS) for s in pair["val"][v]] for v in VIEWS}
+            pair["test"] = test[i]
+    return {"backbone": backbone, **data}
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a row reached in a cell, by the trial and rates that validation selected.
+
+    Attributes:
+        val: validation score in percent, mean over seeds.
+        test: test score of every seed in percent.
+        backbone: the network; None if it is the method's own.
+        values: the hyperparameters and settings of the trial.
+        rate: its learning rate and weight decay.
+        first: whether the trial has the defaults.
+    """
+
+    val: float
+    test: tuple[float, ...]
+    backbone: str | None
+    values: Mapping[str, Any]
+    rate: tuple[float, float]
+    first: bool
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.test)
+
+    @property
+    def deviation(self) -> float:
+        return statistics.stdev(self.test) if len(self.test) > 1 else 0.0
+
+
+def standings(
+    board: Leaderboard, entrants: Sequence[Entrant], folder: Path
+) -> dict[str, dict[str, Score]]:
+    """Return the scores by label of the row and title of the cell.
+
+    Results of rows whose definition has changed since they were run are left out. FedAvg has a
+    second row, `TRAINED`: the clients' models after training, with a selection of its own.
+    """
+    found: dict[str, dict[str, Score]] = {}
+    for cell in board.cells:
+        rows = _read(file_of(folder, cell))
+        for entrant in entrants:
+            row = rows.get(entrant.label)
+            if row is None or row["request"] != request(board, cell, entrant):
+                continue
+            view = METHODS.find(entrant.method)().view
+            score = _select(row["trials"], view)
+            if score is not None:
+                found.setdefault(entrant.label, {})[cell.title] = score
+            if entrant.method == "fedavg":
+                other = _select(row["trials"], "trained")
+                if other is not None:
+                    found.setdefault(entrant.method + TRAINED, {})[cell.title] = other
+    return found
+
+
+def _select(trials: Iterable[Mapping[str, Any]], view: str) -> Score | None:
+    """Return the trial and rates that validate best; None if all failed."""
+    scores = [
+        Score(
+            100 * statistics.fmean(pair["val"][view]),
+            tuple(100 * score for score in pair["test"][view]),
+            trial["backbone"],
+            {**trial["set"], **trial["settings"]},
+            (pair["lr"], pair["weight_decay"]),
+            trial["trial"] == 0,
+        )
+        for trial in trials
+        for pair in trial["rates"]
+        if "test" in pair
+    ]
+    return max(scores, key=lambda score: score.val, default=None)
+
+
+def check_names(names: Iterable[str]) -> list[str]:
+    """Return the names of methods from a list with commas, such as `fedavg,fedspa`."""
+    found = [name.strip() for text in names for name in text.split(",") if name.strip()]
+    if not found:
+        raise UserError("--methods: name one method at least")
+    return [METHODS.find(name).name for name in found]

@@ -1,0 +1,224 @@
+"""The leaderboard as a page: scores, ranks, differences to FedAvg and costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from polyphily.core.method import METHODS
+from polyphily.report.blocks import Content, Fact, Section, Table
+from polyphily.report.grids import Grid, to_csv, to_latex, to_markdown
+from polyphily.report.ranking import LEVEL, Ranking, holm, ranking
+from polyphily.studies.leaderboard import TRAINED, Entrant, Leaderboard, Score, standings
+
+BEST, SECOND = "¹", "²"
+SUFFIXES = (".md", ".html", ".csv", ".tex")
+FEDAVG = "fedavg"
+BASES = (FEDAVG, FEDAVG + TRAINED)  # what rows are compared with, in the same view
+
+
+class Standings:
+    """All rows of the leaderboard, the best mean rank first.
+
+    Args:
+        board: what is compared.
+        entrants: the rows.
+        folder: the folder of the results.
+    """
+
+    def __init__(self, board: Leaderboard, entrants: Sequence[Entrant], folder: Path) -> None:
+        self.board = board
+        self.titles = [cell.title for cell in board.cells]
+        self.scores = standings(board, entrants, folder)
+        self.views = {entrant.label: METHODS.find(entrant.method)().view for entrant in entrants}
+        self.views[FEDAVG + TRAINED] = "trained"
+        self.full = [name for name, row in self.scores.items() if len(row) == len(self.titles)]
+        self.ranking: Ranking | None = None
+        if len(self.full) > 1:
+            self.ranking = ranking(
+                {
+                    name: [s for t in self.titles for s in self.scores[name][t].test]
+                    for name in self.full
+                }
+            )
+
+    @property
+    def labels(self) -> list[str]:
+        """The rows, the best mean rank first; those with missing cells last."""
+        ranked = list(self.ranking.methods) if self.ranking else self.full
+        return ranked + sorted(name for name in self.scores if name not in ranked)
+
+    def rank(self, label: str) -> float | None:
+        found = self.ranking
+        return found.ranks[found.methods.index(label)] if found and label in self.full else None
+
+    def differences(self, label: str) -> dict[str, float]:
+        """Return the mean difference to FedAvg in the same view, by cell, in points."""
+        base = self.scores.get(BASES[self.views[label] == "trained"], {})
+        own = self.scores[label]
+        return {t: own[t].mean - base[t].mean for t in self.titles if t in own and t in base}
+
+    def p_values(self) -> dict[str, float]:
+        """Return the p-value of every full row's difference to FedAvg over the cells.
+
+        They are those of Wilcoxon's signed-rank test on the means of cells, corrected by Holm.
+        """
+        from scipy.stats import wilcoxon
+
+        raw = {}
+        for label in self.full:
+            found = np.array(list(self.differences(label).values()))
+            if label not in BASES and len(found) == len(self.titles):
+                raw[label] = float(wilcoxon(found).pvalue) if np.any(found != 0) else 1.0
+        return dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
+
+    # Tables ----------------------------------------------------------------------------------
+
+    def score_grid(self) -> Grid:
+        """Return test scores with the best and second best of every cell marked, and mean ranks."""
+        rows = []
+        for label in self.labels:
+            rank = self.rank(label)
+            shown = [self._score(label, title) for title in self.titles]
+            rows.append([label, "–" if rank is None else f"{rank:.1f}", *shown])
+        title = "Test scores in %, mean ± standard deviation over seeds"
+        return Grid(title, ["method", "mean rank", *self.titles], rows)
+
+    def _score(self, label: str, title: str) -> str:
+        score = self.scores[label].get(title)
+        if score is None:
+            return "–"
+        means = sorted({row[title].mean for row in self.scores.values() if title in row})[::-1]
+        place = means.index(score.mean)
+        mark = (BEST, SECOND)[place] if place < 2 < len(means) else ""
+        return f"{score.mean:.1f} ± {score.deviation:.1f}{mark}"
+
+    def fedavg_grid(self) -> Grid:
+        """Return the differences to FedAvg in the same view."""
+        p_values, rows = self.p_values(), []
+        for label in self.labels:
+            found = self.differences(label)
+            if label in BASES or not found:
+                continue
+            higher = f"{sum(value > 0 for value in found.values())} of {len(found)}"
+            p = f"{p_values[label]:.3f}" if label in p_values else "–"
+            mean = f"{statistics.fmean(found.values()):+.2f}"
+            each = [f"{found[t]:+.1f}" if t in found else "–" for t in self.titles]
+            rows.append([label, self.views[label], mean, higher, p, *each])
+        title = "Difference to FedAvg in the same view, in points"
+        columns = ["method", "view", "mean", "higher", "p", *self.titles]
+        return Grid(title, columns, rows)
+
+    def choice_grid(self) -> Grid:
+        """Return what validation chose: the backbone, and how often the defaults."""
+        rows = []
+        for label in self.labels:
+            own: Mapping[str, Score] = self.scores[label]
+            names = [score.backbone or "own" for score in own.values()]
+            shown = ", ".join(f"{n} {names.count(n)}" for n in dict.fromkeys(sorted(names)))
+            first = f"{sum(score.first for score in own.values())} of {len(own)}"
+            rows.append([label, shown, first])
+        return Grid("What validation chose", ["method", "network", "defaults"], rows)
+
+    # Words -----------------------------------------------------------------------------------
+
+    def introduction(self) -> list[str]:
+        """Return how the table was made, a paragraph each."""
+        board, found = self.board, self.ranking
+        rates = ", ".join(f"{lr:g}/{decay:g}" for lr, decay in board.rates)
+        lines = [
+            f"Every method had {board.trials} trials in every cell. A trial is a point of the "
+            "method's own hyperparameters and of the settings that all methods have; the first has "
+            "the defaults, the others are drawn by Optuna's TPE sampler. Methods that can train "
+            f"{' and '.join(board.backbones)} share their trials evenly among them; the others "
+            f"have a network of their own. Each trial trains {len(board.rates)} pairs of learning "
+            f"rate and weight decay ({rates}) for seeds {', '.join(map(str, board.seeds))}, "
+            f"{board.settings['rounds']} rounds. Validation alone chose trial, rates and round. "
+            "Scores are on test nodes, in each method's own view: the model that the server sends, "
+            "or the clients' after training. A row *, paper's form* is the method as printed.",
+        ]
+        if found is not None:
+            lines.append(
+                f"Ranks are means over {found.blocks} blocks (seeds of cells); those that differ "
+                f"by less than {found.difference:.1f} do not differ significantly (Nemenyi, "
+                f"{LEVEL:g}). Seeds of one cell are not independent, so that this is optimistic."
+            )
+        lines.append(
+            f"{BEST} best, {SECOND} second best mean of a cell. With so few trials a method with "
+            "many hyperparameters is searched less well than one with few."
+        )
+        return lines
+
+    def cells_grid(self) -> Grid:
+        """Return the cells and where they come from."""
+        rows = [[c.title, c.split, c.metric, c.table] for c in self.board.cells]
+        return Grid("The cells", ["cell", "split", "score", "protocol"], rows)
+
+    # Files -----------------------------------------------------------------------------------
+
+    def markdown(self) -> str:
+        """Return the page docs/leaderboard.md."""
+        parts = [
+            "# Leaderboard",
+            "<!-- Written by `polyphily study leaderboard --write`; do not edit. -->",
+            *self.introduction(),
+        ]
+        if not self.scores:
+            return "\n\n".join([*parts, "Nothing has run yet."]) + "\n"
+        if self.board.findings:
+            parts += ["## What it says", "\n".join(f"- {x}" for x in self.board.findings)]
+        for heading, lead, grid in self._tables():
+            parts += [f"## {heading}", lead, to_markdown(grid)]
+        parts.append(
+            "`polyphily study leaderboard --methods NAME` adds a method of your own; costs are in "
+            "[performance.md](performance.md)."
+        )
+        return "\n\n".join(parts) + "\n"
+
+    def _tables(self) -> list[tuple[str, str, Grid]]:
+        """Return the tables, each with a heading and a sentence that explains it."""
+        scores, against = self.score_grid(), self.fedavg_grid()
+        test = "The p-value is that of Wilcoxon's signed-rank test over the cells, Holm-corrected."
+        return [
+            ("Scores", f"{scores.title}.", scores),
+            ("Against FedAvg", f"{against.title}. {test}", against),
+            ("Choices", "What validation chose, in how many cells.", self.choice_grid()),
+            ("Cells", "Splits, scores, and the protocols they follow.", self.cells_grid()),
+        ]
+
+    def page(self) -> Content:
+        """Return the page with tables that a reader can sort."""
+        sections = [
+            Section(
+                heading.lower().replace(" ", "-"),
+                heading,
+                lead + " Click on a heading to sort." * (heading == "Scores"),
+                (Table(tuple(grid.columns), tuple(tuple(map(str, r)) for r in grid.rows)),),
+            )
+            for heading, lead, grid in self._tables()
+        ]
+        facts = (
+            Fact("methods and forms", str(len(self.scores))),
+            Fact("cells", str(len(self.titles))),
+            Fact("trials of each", str(self.board.trials)),
+            Fact("seeds", str(len(self.board.seeds))),
+        )
+        if self.board.findings:
+            says = Section("says", "What it says", points=tuple(self.board.findings))
+            sections.insert(0, says)
+        subtitle = "Federated graph learning, every method with equally many trials"
+        notes = tuple(line.replace("*", "") for line in self.introduction())
+        return Content("Leaderboard", subtitle, facts, tuple(sections), notes)
+
+    def text(self, suffix: str) -> str:
+        """Return the leaderboard as the file type says: .md, .csv, .tex or .html."""
+        from polyphily.report.page import render
+
+        if suffix == ".csv":
+            return to_csv([self.score_grid()])
+        if suffix == ".tex":
+            return to_latex(self.score_grid())
+        return render(self.page()) if suffix == ".html" else self.markdown()

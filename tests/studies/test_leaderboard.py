@@ -1,0 +1,168 @@
+"""The leaderboard: equal trials, selection by validation, and its pages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyphily
+from polyphily.core.method import METHODS, create, register
+from polyphily.methods.fedavg import FedAvg
+from polyphily.studies import Cell
+from polyphily.studies.leaderboard import (
+    TRAINED,
+    Entrant,
+    Leaderboard,
+    file_of,
+    leaderboard,
+    run_cell,
+    standings,
+)
+from polyphily.studies.standings import Standings
+
+SPLIT = "0.6,0.2,0.2:client"
+
+
+def small(**changes: Any) -> Leaderboard:
+    cells = tuple(
+        Cell(f"csbm:nodes=40,features=6,degree={degree}", "natural", 2, SPLIT) for degree in (2, 5)
+    )
+    settings = {"rounds": 2, "hidden": 8, "epochs": 1, "selection": "federation"}
+    board = replace(leaderboard(), cells=cells, settings=settings, seeds=(0, 1), trials=2)
+    return replace(board, **{"rates": ((0.01, 0.0), (0.05, 0.0)), **changes})
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Leaderboard, Path]:
+    board, folder = small(), tmp_path_factory.mktemp("leaderboard")
+    for cell in board.cells:
+        run_cell(board, cell, board.entrants(["local", "fedavg", "fedspa"]), folder)
+    return board, folder
+
+
+def test_every_method_has_a_row_and_as_many_trials() -> None:
+    board = leaderboard()
+    rows = board.entrants()
+    assert {row.method for row in rows} >= set(METHODS)
+    assert {sum(board.shares(row).values()) for row in rows} == {board.trials}
+    assert board.shares(Entrant("fedavg")) == {"gpr-gnn": 2, "acm-gcn": 2}
+    assert board.shares(Entrant("fedgsp")) == {None: 4}
+    assert replace(board, trials=1).shares(Entrant("fedavg")) == {"gpr-gnn": 1}
+
+
+def test_forms_that_have_a_row_are_other_models() -> None:
+    for name in leaderboard().forms:
+        assert asdict(create(name)) != asdict(create(name, {"paper": True})), name
+
+
+def test_the_cells_cover_the_papers_and_two_natural_federations() -> None:
+    cells = leaderboard().cells
+    assert len(cells) == 12
+    for paper in ("FedSPA", "FedGSP", "FedHERO", "S2FGL", "FedATH"):
+        assert any(paper in cell.table for cell in cells), paper
+    assert {"twitch", "facebook100"} <= {c.dataset for c in cells if c.partition == "natural"}
+
+
+def test_finished_rows_are_not_repeated_and_changed_ones_are(
+    results: tuple[Leaderboard, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    board, folder = results
+    row = board.entrants(["local"])
+    run_cell(board, board.cells[0], row, folder)
+    assert capsys.readouterr().out == ""
+    other = replace(board, settings={**board.settings, "rounds": 1})
+    assert "local" not in standings(other, row, folder)
+    before = file_of(folder, board.cells[0]).read_text()
+    run_cell(other, board.cells[0], row, folder)
+    assert "local" in capsys.readouterr().out
+    file_of(folder, board.cells[0]).write_text(before)
+
+
+def test_validation_alone_selects(results: tuple[Leaderboard, Path], tmp_path: Path) -> None:
+    board, folder = results
+    file = file_of(folder, board.cells[0])
+    data = json.loads(file.read_text())
+    scores = standings(board, board.entrants(["fedavg"]), folder)["fedavg"][board.cells[0].title]
+    pairs = [pair for trial in data["rows"]["fedavg"]["trials"] for pair in trial["rates"]]
+    assert scores.val == max(50 * sum(pair["val"]["received"]) for pair in pairs)
+    for pair in pairs:  # a test score of 1 where validation does not choose
+        if 50 * sum(pair["val"]["received"]) < scores.val:
+            pair["test"]["received"] = [1.0, 1.0]
+    copy = file_of(tmp_path, board.cells[0])
+    copy.parent.mkdir()
+    copy.write_text(json.dumps(data))
+    again = standings(board, board.entrants(["fedavg"]), tmp_path)["fedavg"]
+    assert again[board.cells[0].title] == scores
+
+
+def test_scores_are_those_of_a_run_with_the_chosen_values(
+    results: tuple[Leaderboard, Path],
+) -> None:
+    board, folder = results
+    cell = board.cells[1]
+    found = standings(board, board.entrants(["fedspa"]), folder)["fedspa"][cell.title]
+    federation = polyphily.load(cell.dataset, clients=cell.clients, split=cell.split, seed=1)
+    options = {**board.settings, **found.values, "backbone": found.backbone, "metric": cell.metric}
+    lr, decay = found.rate
+    run = polyphily.run("fedspa", federation, lr=lr, weight_decay=decay, **options)
+    assert found.test[1] == pytest.approx(
+        100 * run.summary["best_val"]["test"][cell.metric], abs=1e-3
+    )
+
+
+def test_fedavg_has_a_row_for_each_view(results: tuple[Leaderboard, Path]) -> None:
+    board, folder = results
+    rows = Standings(board, board.entrants(["local", "fedavg", "fedspa"]), folder)
+    assert {"fedavg", "fedavg" + TRAINED} <= set(rows.scores)
+    title = board.cells[0].title
+    local = rows.scores["local"][title].mean  # personal models: compared with the trained ones
+    base = rows.scores["fedavg" + TRAINED][title].mean
+    assert rows.differences("local")[title] == pytest.approx(local - base)
+    spa = rows.scores["fedspa"][title].mean - rows.scores["fedavg"][title].mean
+    assert rows.differences("fedspa")[title] == pytest.approx(spa)
+
+
+def test_pages(results: tuple[Leaderboard, Path]) -> None:
+    board, folder = results
+    board = replace(board, findings=("It says <this>.",))
+    rows = Standings(board, board.entrants(["local", "fedavg", "fedspa"]), folder)
+    text = rows.text(".md")
+    assert "Every method had 2 trials" in text
+    assert "- It says <this>." in text
+    for label in ("local", "fedavg", "fedavg" + TRAINED, "fedspa", "fedspa, paper's form"):
+        assert f"| {label} |" in text
+    page = rows.text(".html")
+    assert "It says &lt;this&gt;." in page
+    assert "data-sort" in page
+    assert rows.text(".csv").startswith("method,mean rank,")
+    assert r"\toprule" in rows.text(".tex")
+    assert "Nothing has run yet" in Standings(board, board.entrants(), folder / "none").text(".md")
+
+
+def test_a_plugin_is_added_by_name(tmp_path: Path) -> None:
+    with METHODS.restored():
+
+        @register("mine", cite="me")
+        @dataclass(frozen=True)
+        class Mine(FedAvg):
+            pass
+
+        board = small(trials=1, backbones=("gcn",))
+        run_cell(board, board.cells[0], board.entrants(["mine"]), tmp_path)
+        assert "mine" in standings(board, board.entrants(["mine"]), tmp_path)
+
+
+def test_a_row_that_fails_is_reported_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = small(trials=1)
+    cell = replace(board.cells[0], split="0.8,0,0.2:client")  # nothing to validate on
+    run_cell(board, cell, board.entrants(["local", "fedavg"]), tmp_path)
+    said = capsys.readouterr().out
+    assert "local: " in said
+    assert "fedavg: " in said
+    assert not file_of(tmp_path, cell).exists()
