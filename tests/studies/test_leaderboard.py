@@ -17,6 +17,7 @@ from polyphily.studies.leaderboard import (
     TRAINED,
     Entrant,
     Leaderboard,
+    costs,
     file_of,
     leaderboard,
     run_cell,
@@ -124,6 +125,20 @@ def test_fedavg_has_a_row_for_each_view(results: tuple[Leaderboard, Path]) -> No
     assert rows.differences("local")[title] == pytest.approx(local - base)
     spa = rows.scores["fedspa"][title].mean - rows.scores["fedavg"][title].mean
     assert rows.differences("fedspa")[title] == pytest.approx(spa)
+
+
+def test_costs_are_those_of_the_defaults(results: tuple[Leaderboard, Path]) -> None:
+    board, folder = results
+    found = costs(board, board.entrants(["local", "fedavg", "fedspa"]), folder)
+    assert found["fedavg"].rounds == 1
+    assert found["local"].megabytes == 0
+    federation = polyphily.load(board.cells[0].dataset, clients=2, split=SPLIT, seed=0)
+    options = {**board.settings, "backbone": board.backbones[0]}
+    summary = polyphily.run("fedavg", federation, **options).summary
+    sent = (summary["bytes_up_per_round"] + summary["bytes_down_per_round"]) / 1e6
+    assert found["fedavg"].megabytes == pytest.approx(sent, abs=1e-4)
+    alone = costs(board, board.entrants(["fedspa"]), folder)["fedspa"]
+    assert alone == found["fedspa"]
 
 
 def test_pages(results: tuple[Leaderboard, Path]) -> None:

@@ -194,7 +194,7 @@ name by name. Losses are vectorised over the nodes of a client. FedSage+ hides n
 generated ones by building new edge lists. Tests compare the loops with the engine
 (`tests/bench/test_geometric.py`): with the same start and the same draws, and without dropout, all
 weights agree to 1e-4 after two rounds, for FedSage+ in each stage. All networks have 64 hidden
-units and take 3 steps a round; the first round of FedSage+ takes 20. Each loop starts from
+units and take 3 steps a round; the first rounds of FedSage+ take 5. Each loop starts from
 torch_geometric's own initial weights, so that accuracies after few rounds differ.
 
 The records are in `docs/performance/`, one file for each kind of device. To measure again:

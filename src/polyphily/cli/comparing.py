@@ -292,7 +292,7 @@ class _Task:
             if board.ranking and board.ranking.blocks > 1:
                 terminal.out.print()
                 sheets.print_grid(board.rank_grid())
-            sheets.print_notes(board.notes())
+            sheets.print_notes(board.rank_notes())
 
 
 def _raise(key: tuple[str, str], error: PolyphilyError) -> None:

@@ -128,8 +128,13 @@ class Board:
         return [f"{statistics.fmean(seconds):.3f}", f"{statistics.fmean(sent):.2f}"]
 
     def notes(self) -> list[str]:
-        """Return what a reader of the table needs to know."""
-        lines = [f"{BEST} best, {SECOND} second best mean of a cell, at the best validation round."]
+        """Return what a reader of the whole table needs to know."""
+        marks = f"{BEST} best, {SECOND} second best mean of a cell, at the best validation round."
+        return [marks, *self.rank_notes()]
+
+    def rank_notes(self) -> list[str]:
+        """Return what a reader of ranks, tests and costs needs to know."""
+        lines = []
         found = self.ranking
         if found is None:
             lines.append("No ranks: no seed of a cell has a score of every method.")

@@ -29,12 +29,12 @@ def rank_items(run_set: RunSet) -> tuple[tuple[Item, ...], tuple[str, ...]]:
         return (), ()
     found = board.ranking
     if found is None or found.blocks < 2:
-        return (), tuple(note for note in board.notes() if note.startswith(("No ranks", "One")))
+        return (), tuple(board.rank_notes()[:1])
     grid = board.rank_grid()
     table = Table(
         tuple(grid.columns),
         tuple(tuple(map(str, row)) for row in grid.rows),
-        " ".join(note for note in board.notes() if not note.startswith("¹")),
+        " ".join(board.rank_notes()),
         strong=frozenset({0}),
     )
     panel = {

@@ -164,7 +164,7 @@ def run_cell(
         federations = federations or [federation_of(cell, s, partitions) for s in board.seeds]
         began = time.perf_counter()
         try:
-            trials = run_row(board, cell, entrant, federations, device)
+            row = run_row(board, cell, entrant, federations, device)
         except PolyphilyError as error:
             report(f"{cell.title}: {entrant.label}: {error}")
             continue
@@ -172,7 +172,7 @@ def run_cell(
             release_memory()
         seconds = round(time.perf_counter() - began, 1)
         rows = _read(path)  # another process may have written meanwhile
-        rows[entrant.label] = {"request": wanted, "seconds": seconds, "trials": trials}
+        rows[entrant.label] = {"request": wanted, "seconds": seconds, **row}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, to_json({"cell": asdict(cell), "rows": dict(sorted(rows.items()))}))
         report(f"{cell.title}: {entrant.label}: {seconds} s")
@@ -210,38 +210,51 @@ def run_row(
     entrant: Entrant,
     federations: Sequence[Federation],
     device: str = "cpu",
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     """Run all trials of a row.
 
     Returns:
-        The trials. Each has its backbone, the values that were tried, and for each pair of rates
-        and each view the scores of every seed at its best validation round.
+        `trials` and `cost`. A trial has its backbone, the values that were tried, and for each pair
+        of rates and each view the scores of every seed at its best validation round. The cost is
+        that of the defaults on the first backbone: seconds of a round of all seeds and rates, and
+        megabytes that the clients of one federation send and receive in it.
     """
-    found: list[dict[str, Any]] = []
-    for backbone, trials in board.shares(entrant).items():
+    trials: list[dict[str, Any]] = []
+    costs: list[dict[str, float]] = []
+    for backbone, number in board.shares(entrant).items():
         settings = {**board.settings, **cell.settings, "metric": cell.metric, "device": device}
         if backbone is not None:
             settings["backbone"] = backbone
-        own: dict[int, list[dict[str, Any]]] = {}
+        test: dict[int, list[dict[str, Any]]] = {}
 
         def keep(
-            number: int,
-            execution: Execution,
-            own: dict[int, list[dict[str, Any]]] = own,
+            number: int, execution: Execution, test: dict[int, list[dict[str, Any]]] = test
         ) -> None:
-            own[number] = _scores(execution, len(federations), len(board.rates), cell.metric)
+            test[number] = _scores(execution, len(federations), len(board.rates), cell.metric)
+            costs.append(_cost(execution))
 
         searched = search(
             entrant.method,
             federations,
             settings,
             entrant.set,
-            trials=trials,
+            trials=number,
             pairs=board.rates,
             trained=keep,
         )
-        found += [_as_data(trial, backbone, own.get(trial.number)) for trial in searched.trials]
-    return found
+        trials += [_as_data(trial, backbone, test.get(trial.number)) for trial in searched.trials]
+    return {"trials": trials, "cost": costs[0]}
+
+
+def _cost(execution: Execution) -> dict[str, float]:
+    records = execution.reports
+    sent = [record["per_seed"][0] for record in records]
+    return {
+        "seconds": round(statistics.median(record["seconds"] for record in records), 5),
+        "megabytes": round(
+            statistics.fmean(s["bytes_up"] + s["bytes_down"] for s in sent) / 1e6, 4
+        ),
+    }
 
 
 def _scores(execution: Execution, seeds: int, pairs: int, metric: str) -> list[dict[str, Any]]:
@@ -346,6 +359,43 @@ def _select(trials: Iterable[Mapping[str, Any]], view: str) -> Score | None:
         if "test" in pair
     ]
     return max(scores, key=lambda score: score.val, default=None)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a row takes, over the cells that it has.
+
+    Attributes:
+        rounds: the time of a round in rounds of FedAvg, median over cells; None without FedAvg.
+        megabytes: sent and received by all clients in a round, mean over cells.
+    """
+
+    rounds: float | None
+    megabytes: float
+
+
+def costs(board: Leaderboard, entrants: Sequence[Entrant], folder: Path) -> dict[str, Cost]:
+    """Return the costs by label of the row."""
+    seconds: dict[str, list[float]] = {}
+    sent: dict[str, list[float]] = {}
+    for cell in board.cells:
+        rows = _read(file_of(folder, cell))
+        base = rows.get("fedavg", {}).get("cost")
+        for entrant in entrants:
+            found = rows.get(entrant.label, {}).get("cost")
+            if found is None:
+                continue
+            sent.setdefault(entrant.label, []).append(found["megabytes"])
+            if base is not None:
+                ratio = found["seconds"] / base["seconds"]
+                seconds.setdefault(entrant.label, []).append(ratio)
+    return {
+        label: Cost(
+            statistics.median(seconds[label]) if label in seconds else None,
+            statistics.fmean(values),
+        )
+        for label, values in sent.items()
+    }
 
 
 def check_names(names: Iterable[str]) -> list[str]:

@@ -12,9 +12,21 @@ from polyphily.core.method import METHODS
 from polyphily.report.blocks import Content, Fact, Section, Table
 from polyphily.report.grids import Grid, to_csv, to_latex, to_markdown
 from polyphily.report.ranking import LEVEL, Ranking, holm, ranking
-from polyphily.studies.leaderboard import TRAINED, Entrant, Leaderboard, Score, standings
+from polyphily.studies.leaderboard import (
+    TRAINED,
+    Entrant,
+    Leaderboard,
+    Score,
+    costs,
+    standings,
+)
 
 BEST, SECOND = "¹", "²"
+CHOICES = (
+    "In how many cells validation chose which network, and the defaults. A round with the defaults "
+    "takes so many rounds of FedAvg (median over cells; all seeds and rates at once, other load on "
+    "the machine not excluded); megabytes are those of all clients, up and down."
+)
 SUFFIXES = (".md", ".html", ".csv", ".tex")
 FEDAVG = "fedavg"
 BASES = (FEDAVG, FEDAVG + TRAINED)  # what rows are compared with, in the same view
@@ -33,6 +45,7 @@ class Standings:
         self.board = board
         self.titles = [cell.title for cell in board.cells]
         self.scores = standings(board, entrants, folder)
+        self.costs = costs(board, entrants, folder)
         self.views = {entrant.label: METHODS.find(entrant.method)().view for entrant in entrants}
         self.views[FEDAVG + TRAINED] = "trained"
         self.full = [name for name, row in self.scores.items() if len(row) == len(self.titles)]
@@ -113,15 +126,23 @@ class Standings:
         return Grid(title, columns, rows)
 
     def choice_grid(self) -> Grid:
-        """Return what validation chose: the backbone, and how often the defaults."""
+        """Return what validation chose, and what a round costs."""
         rows = []
         for label in self.labels:
             own: Mapping[str, Score] = self.scores[label]
             names = [score.backbone or "own" for score in own.values()]
             shown = ", ".join(f"{n} {names.count(n)}" for n in dict.fromkeys(sorted(names)))
             first = f"{sum(score.first for score in own.values())} of {len(own)}"
-            rows.append([label, shown, first])
-        return Grid("What validation chose", ["method", "network", "defaults"], rows)
+            rows.append([label, shown, first, *self._cost(label)])
+        columns = ["method", "network", "defaults", "FedAvg rounds", "MB/round"]
+        return Grid("Choices and costs", columns, rows)
+
+    def _cost(self, label: str) -> list[str]:
+        found = self.costs.get(FEDAVG if label in BASES else label)
+        if found is None:
+            return ["–", "–"]
+        rounds = "–" if found.rounds is None else f"{found.rounds:.1f}"
+        return [rounds, f"{found.megabytes:.2f}"]
 
     # Words -----------------------------------------------------------------------------------
 
@@ -173,8 +194,8 @@ class Standings:
         for heading, lead, grid in self._tables():
             parts += [f"## {heading}", lead, to_markdown(grid)]
         parts.append(
-            "`polyphily study leaderboard --methods NAME` adds a method of your own; costs are in "
-            "[performance.md](performance.md)."
+            "`polyphily study leaderboard --methods NAME` adds a method of your own. "
+            "[performance.md](performance.md) has costs by stage, measured one method at a time."
         )
         return "\n\n".join(parts) + "\n"
 
@@ -185,7 +206,7 @@ class Standings:
         return [
             ("Scores", f"{scores.title}.", scores),
             ("Against FedAvg", f"{against.title}. {test}", against),
-            ("Choices", "What validation chose, in how many cells.", self.choice_grid()),
+            ("Choices and costs", CHOICES, self.choice_grid()),
             ("Cells", "Splits, scores, and the protocols they follow.", self.cells_grid()),
         ]
 
