@@ -405,6 +405,7 @@ def far_gcn() -> Iterator[type[Backbone]]:
 
 def test_the_librarys_own_are_registered() -> None:
     own = {"mlp", "gcn", "sage", "gat", "gpr-gnn", "acm-gcn", "unifilter"}
+    own |= {"disengcn", "res-gcn", "res-sage", "res-gat", "res-acm"}
     assert own <= set(BACKBONES)
 
 

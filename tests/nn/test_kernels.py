@@ -63,6 +63,20 @@ def test_the_sparse_product(rows: int, share: float, weighted: bool, width: int)
 
 
 @usable
+def test_the_sparse_product_with_values_that_lie_apart() -> None:
+    """Attention has a column of values for each head."""
+    dense_matrix = (torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.3) * 1.0
+    row, col = dense_matrix.nonzero(as_tuple=True)
+    matrix = SparseMatrix.from_coordinates(
+        row.numpy(), col.numpy(), None, (20, 20), dtype=torch.float32, device=DEVICE
+    )
+    heads, x = numbers(len(row), 3), numbers(20, 8, seed=3)
+    found = kernels.sparse_product(matrix.crow, matrix.col, heads[:, 1], 20, x)
+    dense_matrix[row, col] = heads[:, 1].cpu()
+    torch.testing.assert_close(found, dense_matrix.to(DEVICE) @ x, rtol=1e-4, atol=1e-4)
+
+
+@usable
 @pytest.mark.parametrize("width", [1, 5, 64, 130])
 def test_products_at_entries(width: int) -> None:
     left, right = numbers(20, width), numbers(30, width, seed=1)

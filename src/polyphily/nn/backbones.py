@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
+from polyphily.nn.layers import ACMConv, GATConv, GCNConv, LayerNorm, Linear, SAGEConv
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.registry import Registry
 
@@ -100,6 +100,13 @@ class Backbone(nn.Module, ABC):
     def is_classifier(self, parameter: str) -> bool:
         """Return whether a parameter belongs to the last layer (FedPer keeps these private)."""
 
+    def is_norm(self, parameter: str) -> bool:
+        """Return whether a parameter belongs to a normalisation, for methods that keep it private.
+
+        Override it if the network has normalisations other than `polyphily.nn.layers.LayerNorm`.
+        """
+        return isinstance(self.get_submodule(parameter.rpartition(".")[0]), LayerNorm)
+
     def describe(self) -> str:
         """Return the network's name for records; by default its registered name."""
         return self.name or type(self).__name__
@@ -124,7 +131,9 @@ class Backbone(nn.Module, ABC):
 # The registry ------------------------------------------------------------------------------------
 
 BACKBONES: Registry[type[Backbone]] = Registry(
-    "backbone", "backbones", modules=("polyphily.nn.unifilter", "polyphily.nn.disengcn")
+    "backbone",
+    "backbones",
+    modules=("polyphily.nn.unifilter", "polyphily.nn.disengcn", "polyphily.nn.residual"),
 )
 B = TypeVar("B", bound=type[Backbone])
 

@@ -58,7 +58,7 @@ def sparse_product(
     columns, height, entries = _blocks(width, len(col) / rows)
     grid = (-(-rows // height), -(-width // columns))
     triton_kernels.sparse_kernel[grid](
-        crow, col, col if value is None else value, dense, out, rows, width,
+        crow, col, col if value is None else value.contiguous(), dense, out, rows, width,
         HAS_VALUE=value is not None, ROWS=height, ENTRIES=entries, COLUMNS=columns,
     )  # fmt: skip
     return out

@@ -58,6 +58,19 @@ class Linear(nn.Module):
         return out if self.bias is None else out + graph.segments.expand(self.bias)
 
 
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + 1e-5) · w + b over the features of a node (Ba et al. 2016)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, width))
+        self.bias = zeros(width)
+
+    def forward(self, x: Tensor, graph: GraphOperators) -> Tensor:
+        expand = graph.segments.expand
+        return F.layer_norm(x, x.shape[1:]) * expand(self.weight) + expand(self.bias)
+
+
 class GCNConv(nn.Module):
     """Graph convolution (Kipf and Welling 2017): Â x W + b, Â = (D+I)^-1/2 (A+I) (D+I)^-1/2."""
 
