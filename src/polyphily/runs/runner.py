@@ -25,6 +25,7 @@ from polyphily.runs.run import Execution
 from polyphily.runs.searching import search
 from polyphily.runs.together import Together
 from polyphily.runs.trials import Searched
+from polyphily.runtime.machine import release_memory
 
 REQUEST = "reproduce.json"  # the order that a run folder was created for
 
@@ -73,6 +74,8 @@ def run(
         found = RunFolder(folder).read_summary()
         if found is not None:
             return found
+    if str(job.settings.get("device", "cpu")) != "cpu":
+        release_memory()  # of the runs before this one
     began = time.perf_counter()
     federations = federations_of(job) if federations is None else federations
     seconds = time.perf_counter() - began

@@ -161,7 +161,7 @@ class Standings:
             "Scores are on test nodes, in each method's own view: the model that the server sends, "
             "or the clients' after training. A row *, paper's form* is the method as printed.",
         ]
-        if found is not None:
+        if found is not None and found.blocks > 1:
             lines.append(
                 f"Ranks are means over {found.blocks} blocks (seeds of cells); those that differ "
                 f"by less than {found.difference:.1f} do not differ significantly (Nemenyi, "
