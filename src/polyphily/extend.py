@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from polyphily.nn.layers import ACMConv as ACMConv
     from polyphily.nn.layers import GATConv as GATConv
     from polyphily.nn.layers import GCNConv as GCNConv
+    from polyphily.nn.layers import LayerNorm as LayerNorm
     from polyphily.nn.layers import Linear as Linear
     from polyphily.nn.layers import SAGEConv as SAGEConv
     from polyphily.nn.layers import glorot as glorot
@@ -99,7 +100,7 @@ _HOMES = {
     "polyphily.nn.backbones": ("Backbone", "Output", "Shape", "Stack", "register_backbone"),
     "polyphily.nn.stacked": ("StackedGraph",),
     "polyphily.nn.layers": (
-        *("Linear", "GCNConv", "SAGEConv", "GATConv", "ACMConv"),
+        *("Linear", "GCNConv", "SAGEConv", "GATConv", "ACMConv", "LayerNorm"),
         *("matmul", "glorot", "zeros"),
     ),
     "polyphily.nn.segments": ("Segments",),

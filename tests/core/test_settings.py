@@ -42,6 +42,7 @@ CHOICES = {
     "dtype": ["float32", "float64"],
     "precision": ["float32", "tf32", "bf16"],
     "optimizer": ["adam", "adamw", "sgd"],
+    "norms": ["shared", "home"],
     "metric": ["accuracy", "f1_macro", "f1_weighted", "auc"],
 }
 OPEN = {f.name for f in dataclasses.fields(Settings) if f.default is None}

@@ -111,6 +111,7 @@ def buffered(state: State) -> bool:
 FORMS = {
     "local": Form("local", without=["fedavg"]),
     "fedavg": Form("fedavg", without=["local"]),
+    "norms at home": Form("fedavg", settings={"backbone": "res-gcn", "norms": "home"}),
     "fedprox": Form("fedprox", {"mu": 0.1}, [{"mu": 0.0}]),
     "fedper": Form("fedper", without=["fedavg", "local"]),
     "fednova": Form("fednova", without=["fedavg"], settings={"epochs": "1-3"}),

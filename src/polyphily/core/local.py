@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from polyphily.core.cohort import TrainingGraph
-from polyphily.core.messages import Message
+from polyphily.core.messages import Message, model_part
 from polyphily.core.optimizers import Optimizer, OptimizerSpec
 from polyphily.errors import MethodError
 from polyphily.nn.backbones import Backbone, Output
@@ -84,11 +84,13 @@ class Local:
         return output
 
     def frozen(self, params: Mapping[str, Tensor]) -> Output:
-        """Return the output of other parameters, without dropout and without gradient."""
+        """Return the output of other parameters, without dropout and without gradient.
+
+        Parameters that are not among them are the client's own, as it kept them.
+        """
+        whole = {**model_part(self.memory), **params}
         with torch.no_grad():
-            output: Output = functional_call(
-                self.network, dict(params), (self.cohort.forward_only,)
-            )
+            output: Output = functional_call(self.network, whole, (self.cohort.forward_only,))
         return output
 
     @property

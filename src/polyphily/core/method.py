@@ -146,6 +146,10 @@ class Method:
         """Return the name of the stage that a round belongs to, for people; "" if there is one."""
         return ""
 
+    def needs_whole_model(self) -> str | None:
+        """Return why every parameter must travel; None if some may stay at home (`--norms`)."""
+        return None
+
     def needs_whole_graph(self) -> str | None:
         """Return why a step needs every node of a client at once; None if samples will do."""
         return None
@@ -186,7 +190,7 @@ class Method:
 
     def upload(self, local: Local) -> Message:
         """Return what leaves the site: the shared parameters, and what the method adds."""
-        return as_model({n: p for n, p in local.params.items() if self.shares(local.network, n)})
+        return as_model({n: p for n, p in local.params.items() if travels(self, local.network, n)})
 
     def predict(self, local: Local) -> Tensor:
         """Return class scores `[N, C]` of every node; dropout is off."""
@@ -290,9 +294,14 @@ def sizes_of(method: Method, network: Backbone, clients: int) -> Sizes:
         parameters={
             name: tuple(value.shape[1:])
             for name, value in network.named_parameters()
-            if method.shares(network, name)
+            if travels(method, network, name)
         },
     )
+
+
+def travels(method: Method, network: Backbone, parameter: str) -> bool:
+    """Return whether a parameter is shared: if the method shares it, and the network lets it go."""
+    return method.shares(network, parameter) and not network.stays_home(parameter)
 
 
 # The registry ------------------------------------------------------------------------------------

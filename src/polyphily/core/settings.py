@@ -12,6 +12,7 @@ from polyphily.core.budget import OFF, Budget
 from polyphily.core.search import Choices, Range, Search
 from polyphily.errors import UserError, unknown
 
+HOME = "home"  # of norms
 ENGINES = ("stacked", "sequential", "flower")
 SELECTIONS = ("method", "federation", "client")
 MIXED = "bf16"
@@ -33,6 +34,8 @@ class Settings:
         input_dropout: on the input features.
         heads: attention heads of gat.
         hops: propagation steps of gpr-gnn.
+        norms: whether normalisations are "shared", or stay at "home" with every client (FedBN); for
+            backbones that have them.
         optimizer: adam, adamw or sgd.
         lr: learning rate.
         weight_decay: coefficient of the decay.
@@ -73,6 +76,7 @@ class Settings:
     input_dropout: float | None = None
     heads: int = 4
     hops: int = 10
+    norms: str = "shared"
     optimizer: str | None = None
     lr: float | None = None
     weight_decay: float | None = None
@@ -159,6 +163,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "float64"),
     "precision": ("float32", "tf32", MIXED),
     "optimizer": ("adam", "adamw", "sgd"),
+    "norms": ("shared", HOME),
 }
 _ANY = math.inf
 _SHARE = (0, 0.999, "at least 0 and at most 0.999")

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from polyphily.core.cohort import TrainingGraph
 from polyphily.core.local import Local
-from polyphily.core.messages import model_part
 from polyphily.core.method import parameter, register
 from polyphily.core.search import Range
 from polyphily.methods.fedavg import FedAvg
@@ -139,7 +138,7 @@ class FGSSL(FedAvg):
     @torch.no_grad()
     def taught(self, local: Local, view: StackedGraph) -> Output:
         """Return the teacher's output on a view, without dropout and without gradient."""
-        params = model_part(local.received) if self.teacher == "received" else local.params
+        params = self.receive(local) if self.teacher == "received" else local.params
         output: Output = functional_call(local.network, params, (view,))
         return output
 

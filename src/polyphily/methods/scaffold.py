@@ -21,7 +21,7 @@ from polyphily.core.messages import (
     model_part,
     to_each,
 )
-from polyphily.core.method import parameter, register
+from polyphily.core.method import parameter, register, travels
 from polyphily.core.search import Choices
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
@@ -56,19 +56,27 @@ class Scaffold(FedAvg):
         return "option I takes the gradient over all train nodes (--set option=II does not)"
 
     def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
-        return {CONTROL + name: torch.zeros_like(value) for name, value in params.items()}
+        return {
+            CONTROL + name: torch.zeros_like(value)
+            for name, value in params.items()
+            if travels(self, network, name)
+        }
 
     def prepare_round(self, local: Local) -> Message:
         if self.option == "II":
             return {}
-        names, values = zip(*local.params.items(), strict=True)
+        shared = {n: p for n, p in local.params.items() if CONTROL + n in local.memory}
+        names, values = zip(*shared.items(), strict=True)
         loss = super().loss(local).sum()
         grads = torch.autograd.grad(loss, values, materialize_grads=True)
         return dict(zip(names, grads, strict=True))
 
     def correct_gradients(self, local: Local, grads: Message) -> Message:
         return {
-            n: g - local.memory[CONTROL + n] + local.received[CONTROL + n] for n, g in grads.items()
+            n: g - local.memory[CONTROL + n] + local.received[CONTROL + n]
+            if CONTROL + n in local.memory
+            else g
+            for n, g in grads.items()
         }
 
     def update_memory(self, local: Local) -> Message:
@@ -79,8 +87,8 @@ class Scaffold(FedAvg):
         return {
             CONTROL + n: local.memory[CONTROL + n]
             - local.received[CONTROL + n]
-            + (received[n] - p.detach()) / way.view(-1, *[1] * (p.dim() - 1))
-            for n, p in local.params.items()
+            + (sent - local.params[n].detach()) / way.view(-1, *[1] * (sent.dim() - 1))
+            for n, sent in received.items()
         }
 
     def upload(self, local: Local) -> Message:

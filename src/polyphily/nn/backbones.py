@@ -45,6 +45,7 @@ class Shape:
         input_dropout: the share of input features dropped.
         heads: number of attention heads (gat).
         hops: number of propagation steps (gpr-gnn).
+        norms_at_home: whether normalisations stay with their client, whatever a method shares.
     """
 
     features: int
@@ -55,6 +56,7 @@ class Shape:
     input_dropout: float = 0.0
     heads: int = 4
     hops: int = 10
+    norms_at_home: bool = False
 
     def widths(self) -> list[tuple[int, int]]:
         """Return (inputs, outputs) of every layer."""
@@ -106,6 +108,10 @@ class Backbone(nn.Module, ABC):
         Override it if the network has normalisations other than `polyphily.nn.layers.LayerNorm`.
         """
         return isinstance(self.get_submodule(parameter.rpartition(".")[0]), LayerNorm)
+
+    def stays_home(self, parameter: str) -> bool:
+        """Return whether a parameter stays with its client, whatever the method shares."""
+        return self.shape.norms_at_home and self.is_norm(parameter)
 
     def describe(self) -> str:
         """Return the network's name for records; by default its registered name."""

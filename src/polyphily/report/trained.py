@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, model_part
+from polyphily.core.method import travels
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import UNLABELLED, Graph
 from polyphily.heterogeneity.divergence import collaboration_heterogeneity, embedding_divergence
@@ -46,7 +47,7 @@ def examine(simulation: Simulation, view: str) -> Trained:
     responses = filter_responses(local, federation.clients)
     weights, kind = _collaboration_weights(simulation)
     trained = model_part(simulation.memory)
-    names = [n for n in trained if simulation.method.shares(simulation.network, n)] or [*trained]
+    names = [n for n in trained if travels(simulation.method, simulation.network, n)] or [*trained]
     theta = np.concatenate([_rows(trained[n], len(clients)) for n in names], axis=1)
     total = collaboration_heterogeneity(weights, theta)
     squares = (theta**2).sum(axis=1)

@@ -11,7 +11,7 @@ from polyphily.core.messages import Message
 from polyphily.core.method import Method
 from polyphily.core.optimizers import OptimizerSpec
 from polyphily.core.recipes import fill
-from polyphily.core.settings import Settings
+from polyphily.core.settings import HOME, Settings
 from polyphily.errors import UserError
 from polyphily.graphs.random import derive
 from polyphily.nn.backbones import BACKBONES, Backbone, Shape
@@ -64,9 +64,26 @@ def build_network(
         input_dropout=settings.input_dropout,
         heads=settings.heads,
         hops=settings.hops,
+        norms_at_home=settings.norms == HOME,
     )
     network = method.build(settings.backbone, shape, derive(seed, "initial parameters"))
+    if shape.norms_at_home:
+        _check_norms(method, network, settings.backbone)
     return network.to(dtype=getattr(torch, settings.dtype))
+
+
+def _check_norms(method: Method, network: Backbone, backbone: str) -> None:
+    """Check that there are normalisations which would otherwise travel, and need not."""
+    norms = [name for name, _ in network.named_parameters() if network.is_norm(name)]
+    if not norms:
+        raise UserError(
+            f"--norms home: {backbone} has no normalisation; use res-gcn, res-sage, res-gat or "
+            "res-acm"
+        )
+    if reason := method.needs_whole_model():
+        raise UserError(f"--norms home: {method.name} needs whole models: {reason}")
+    if not any(method.shares(network, name) for name in norms):
+        raise UserError(f"--norms home: {method.name} does not share normalisations anyway")
 
 
 def initial_parameters(network: Backbone) -> Message:

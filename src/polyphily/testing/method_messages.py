@@ -17,7 +17,7 @@ from polyphily.core.messages import (
     Uploads,
     model_part,
 )
-from polyphily.core.method import sizes_of
+from polyphily.core.method import sizes_of, travels
 from polyphily.privacy.differential import unweighed, weighed
 from polyphily.testing.cases import MethodCase, method_check, trained
 
@@ -94,7 +94,7 @@ def _private_parameters_stay(case: MethodCase) -> None:
     private = {
         MODEL + name
         for name in model_part(simulation.memory)
-        if not case.method.shares(simulation.network, name)
+        if not travels(case.method, simulation.network, name)
     }
     for hook, message in (
         ("upload", trained(simulation).uploads),

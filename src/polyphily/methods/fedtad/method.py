@@ -162,6 +162,9 @@ class FedTAD(FedAvg):
 
     # At the server ---------------------------------------------------------------------------
 
+    def needs_whole_model(self) -> str | None:
+        return "the server runs them to distil" if self.distils else None
+
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
         after = super().aggregate(state, uploads, rng)
         if not self.distils:

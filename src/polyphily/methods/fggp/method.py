@@ -23,7 +23,6 @@ from polyphily.core.messages import (
     State,
     Uploads,
     count,
-    model_part,
     statistic,
     to_each,
     with_prefix,
@@ -219,7 +218,7 @@ class FGGP(FedAvg):
         """Return the model to search nearest nodes with: renewed every `refresh` rounds."""
         kept = with_prefix(local.memory, ANCHOR)
         renew = local.given(lambda number: np.array(number % self.refresh == 0))
-        sent = model_part(local.received)
+        sent = self.receive(local)
         return {name: torch.where(renew, sent[name], value) for name, value in kept.items()}
 
     def update_memory(self, local: Local) -> Message:

@@ -20,7 +20,7 @@ from polyphily.core.messages import (
     Uploads,
     statistic,
 )
-from polyphily.core.method import parameter, register
+from polyphily.core.method import parameter, register, travels
 from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.gcfl.method import CLUSTER, GCFL, update_products
@@ -100,7 +100,7 @@ class GCFLPlus(GCFL):
         """Keep the norm of the gradient of each client's last step; change no gradient."""
         if self.series == "updates":
             return grads
-        shared = [g for name, g in grads.items() if self.shares(local.network, name)]
+        shared = [g for name, g in grads.items() if travels(self, local.network, name)]
         squares = sum((flat(g).square().sum(dim=1) for g in shared), local.constants[NORM] * 0)
         taken = local.constants[TAKEN] + 1
         going = taken <= local.cohort.constant(local.steps)
