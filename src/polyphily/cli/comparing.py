@@ -285,14 +285,16 @@ class _Task:
 
     def _print_one(self, board: Board) -> None:
         from polyphily.cli import sheets, terminal
+        from polyphily.report.board import COSTS
 
         title = board.cells[0]
         terminal.comparison([board.summaries[title, name] for name in self.names])
         if len(self.names) > 1:
-            if board.ranking and board.ranking.blocks > 1:
+            tested = board.ranking is not None and board.ranking.blocks > 1
+            if tested:
                 terminal.out.print()
                 sheets.print_grid(board.rank_grid())
-            sheets.print_notes(board.rank_notes())
+            sheets.print_notes([*board.rank_notes(), *([COSTS] if tested else [])])
 
 
 def _raise(key: tuple[str, str], error: PolyphilyError) -> None:

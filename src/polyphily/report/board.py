@@ -14,6 +14,7 @@ from polyphily.report.ranking import LEVEL, Ranking, ranking
 from polyphily.report.words import WARM_UP, in_warm_up, percent
 
 BEST, SECOND = "¹", "²"
+COSTS = "s/round: seconds of a round for one seed; MB/round: sent up and down."
 Summary = Mapping[str, Any]
 
 
@@ -130,10 +131,12 @@ class Board:
     def notes(self) -> list[str]:
         """Return what a reader of the whole table needs to know."""
         marks = f"{BEST} best, {SECOND} second best mean of a cell, at the best validation round."
-        return [marks, *self.rank_notes()]
+        late = [s["warm_up"]["note"] for s in self.summaries.values() if in_warm_up(s)]
+        warm_ups = [f"{WARM_UP} {note}." for note in dict.fromkeys(late)]
+        return [marks, *warm_ups, *self.rank_notes(), COSTS]
 
     def rank_notes(self) -> list[str]:
-        """Return what a reader of ranks, tests and costs needs to know."""
+        """Return what a reader of ranks and tests needs to know."""
         lines = []
         found = self.ranking
         if found is None:
@@ -156,15 +159,11 @@ class Board:
                     f"With {found.blocks} blocks no p-value can be below {least:.2g}: give more "
                     "seeds or federations for a test at the usual level of 0.05."
                 )
-        lines += dict.fromkeys(
-            f"{WARM_UP} {s['warm_up']['note']}." for s in self.summaries.values() if in_warm_up(s)
-        )
         tuned = sorted({s["tuning"]["trials"] for s in self.summaries.values() if "tuning" in s})
         if tuned:
             number = " to ".join(str(n) for n in dict.fromkeys((tuned[0], tuned[-1])))
             lines.append(f"Tuned: {number} trials for each method and cell, by validation alone.")
         lines += [f"{m} on {c} failed: {why}" for (c, m), why in self.failures.items()]
-        lines.append("s/round: seconds of a round for one seed; MB/round: sent up and down.")
         return lines
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyphily.report.blocks import Figure, Item, Table
-from polyphily.report.board import Board
+from polyphily.report.board import COSTS, Board
 from polyphily.report.run_set import RunSet
 
 
@@ -34,7 +34,7 @@ def rank_items(run_set: RunSet) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     table = Table(
         tuple(grid.columns),
         tuple(tuple(map(str, row)) for row in grid.rows),
-        " ".join(board.rank_notes()),
+        " ".join([*board.rank_notes(), COSTS]),
         strong=frozenset({0}),
     )
     panel = {
