@@ -579,6 +579,8 @@ def test_first_steps_are_spread_over_rounds() -> None:
     assert method.first_steps == (2, 2, 1)
     assert method.preparation == 5
     assert plus(generator_steps=2, first_rounds=4).first_steps == (1, 1)
+    assert "first_rounds" not in plus(generator_steps=2).without_effect()
+    assert "first_rounds" in plus(generator_steps=1).without_effect()
     assert create("fedsage+", {"paper": True}).first_steps == (20,)  # type: ignore[attr-defined]
     simulation = run(method, 0, keep_optimizer=True, optimizer="sgd", dropout=0.0)
     server = simulation.servers[0]

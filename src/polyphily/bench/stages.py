@@ -1,4 +1,4 @@
-"""Which rounds of a method are timed: each of its stages, and a first round of its own kind."""
+"""The rounds of a method that are timed: each of its stages, and a first round of its own kind."""
 
 from __future__ import annotations
 

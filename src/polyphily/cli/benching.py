@@ -187,8 +187,8 @@ computed only once. *MB* are sent by and to one client in a round, as the method
 is the peak of GPU memory in the rounds before those that are timed.
 
 **Plain loops of other methods** (`--suite plain`). OpenFGL itself was not run. The loops of FedGTA,
-FED-PUB and FedSage+ were written for this page from the methods' equations, and are built as
-published loops are. One client trains after the other, with torch_geometric layers on dense
+FED-PUB and FedSage+ were written for this page from the methods' equations, as a plain loop over
+clients. One client trains after the other, with torch_geometric layers on dense
 features and an Adam of its own. It loads and returns a state dictionary, and the server mixes these
 name by name. Losses are vectorised over the nodes of a client. FedSage+ hides nodes and adds
 generated ones by building new edge lists. Tests compare the loops with the engine

@@ -137,7 +137,7 @@ def _title(cell: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Task:
-    """What the user wants of a comparison.
+    """A comparison as the user asked for it.
 
     Attributes:
         names: the methods.

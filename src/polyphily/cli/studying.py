@@ -78,7 +78,9 @@ def study(
     """
     here = _Runs(out, device, partitions, _share(share), time.monotonic() + 60 * minutes)
     if LEADERBOARD in (names or []):
-        _leaderboard(names or [], only, methods, here, write or [], set_ or digest, list_, run)
+        if len(names or []) > 1 or set_ or digest:
+            raise UserError("study leaderboard: run it by itself, without --set and --digest")
+        _leaderboard(only, methods, here, write or [], list_, run)
         return
     if methods:
         raise UserError("--methods chooses rows of the leaderboard: polyphily study leaderboard")
@@ -111,7 +113,7 @@ def study(
 
 @dataclass(frozen=True)
 class _Runs:
-    """Where and how long to run.
+    """The place and time of runs.
 
     Attributes:
         out: the folder of results.
@@ -162,12 +164,10 @@ def _run(cells: Sequence[tuple[studies.Study, studies.Cell]], here: _Runs) -> No
 
 
 def _leaderboard(
-    names: Sequence[str],
     only: str | None,
     methods: Sequence[str] | None,
     here: _Runs,
     write: Sequence[Path],
-    refused: object,
     list_: bool,
     run: bool,
 ) -> None:
@@ -175,8 +175,6 @@ def _leaderboard(
     from polyphily.studies import leaderboard as boards
     from polyphily.studies.standings import SUFFIXES, Standings
 
-    if len(names) > 1 or refused:
-        raise UserError("study leaderboard: run it by itself, without --set and --digest")
     wrong = [file for file in write if file.suffix.lower() not in SUFFIXES]
     if wrong:
         raise UserError(f"--write {wrong[0]}: the name must end in {', '.join(SUFFIXES)}")
@@ -193,7 +191,7 @@ def _leaderboard(
         options = here.options()
         for cell in here.part(cells):
             boards.run_cell(board, cell, chosen, here.out, **options)
-    shown = Standings(board, board.entrants() if methods else chosen, here.out)
+    shown = Standings(board, board.entrants(), here.out)
     for file in write:
         _save(file, shown.text(file.suffix.lower()))
     if not write:

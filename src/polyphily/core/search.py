@@ -38,12 +38,12 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers belong to the range."""
+        """True if only whole numbers belong to the range."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """The number of values."""
         return self.high - self.low + 1 if self.whole else math.inf
 
     def __contains__(self, value: object) -> bool:
@@ -76,7 +76,7 @@ class Choices:
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """The number of values."""
         return len(self.values)
 
     def __contains__(self, value: object) -> bool:

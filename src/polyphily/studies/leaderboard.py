@@ -144,11 +144,7 @@ def run_cell(
         cell: one of its cells.
         entrants: the rows.
         folder: the folder of the results.
-        device: the device to train on.
-        partitions: a folder of partition files (`graphs.prepared`), for machines without the
-            partitioners; missing files are written.
-        report: called with a message for every row.
-        until: no row is started after this value of `time.monotonic()`.
+        device, partitions, report, until: as in `trials.run_cell`.
     """
     if not is_present(cell.dataset):
         report(f"{cell.title}: data not present, skipped")
@@ -231,7 +227,8 @@ def run_row(
             number: int, execution: Execution, test: dict[int, list[dict[str, Any]]] = test
         ) -> None:
             test[number] = _scores(execution, len(federations), len(board.rates), cell.metric)
-            costs.append(_cost(execution))
+            if number == 0:
+                costs.append(_cost(execution))
 
         searched = search(
             entrant.method,
@@ -243,7 +240,7 @@ def run_row(
             trained=keep,
         )
         trials += [_as_data(trial, backbone, test.get(trial.number)) for trial in searched.trials]
-    return {"trials": trials, "cost": costs[0]}
+    return {"trials": trials, "cost": costs[0] if costs else None}
 
 
 def _cost(execution: Execution) -> dict[str, float]:

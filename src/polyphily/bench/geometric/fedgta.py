@@ -25,7 +25,7 @@ from polyphily.methods.fedgta import FedGTA
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends: its model, the moments of its labels, its confidence and its size."""
+    """A client's message: its model, the moments of its labels, its confidence and its size."""
 
     state: States
     signature: Tensor

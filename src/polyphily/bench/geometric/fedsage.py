@@ -137,7 +137,7 @@ def feature_errors(generated: Tensor, kept: Tensor, targets: Tensor, present: Te
 
 @dataclass(frozen=True)
 class Question:
-    """What a client sends to be answered by others: its generator, embeddings and counts."""
+    """A question that other clients answer: the generator, embeddings and counts."""
 
     generator: FeatureGenerator
     z: Tensor

@@ -1,4 +1,4 @@
-"""What the loops have in common: a client's tensors, a GCN, local training, means of states."""
+"""Parts that all loops have: a client's tensors, a GCN, local training, means of states."""
 
 from __future__ import annotations
 

@@ -547,6 +547,8 @@ class FedSagePlus(FedSage):
             reason = "nothing is generated; set mend=generated"
             return dict.fromkeys((*about_generator, *about_answers), reason)
         idle: dict[str, str] = {}
+        if self.generator_steps == 1:
+            idle["first_rounds"] = "a single step has one round; set generator_steps above 1"
         if self.generator_rounds < 2:
             reason = "an answer needs two rounds; set generator_rounds to 2 or more"
             idle |= dict.fromkeys(("cross", *about_answers), reason)
