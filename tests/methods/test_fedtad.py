@@ -18,11 +18,12 @@ from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
-from polyphily.methods.fedtad.distillation import GENERATOR, Distillation, class_weights
+from polyphily.methods.fedtad.distillation import GENERATOR, Distillation, class_weights, predict
 from polyphily.methods.fedtad.method import RELIABILITY, FedTAD
 from polyphily.methods.fedtad.pseudo import (
     PseudoGraph,
     generate,
+    join_nearest,
     likeness_penalty,
     new_generator,
     pseudo_labels,
@@ -99,12 +100,12 @@ def test_the_penalty_of_like_nodes() -> None:
 def test_a_pseudo_graph_joins_the_nearest_in_both_directions() -> None:
     angles = torch.tensor([0.0, 0.1, 0.3, 2.0])
     x = torch.stack([angles.cos(), angles.sin()], dim=1)
-    graph = PseudoGraph(x, 1, 2)
+    graph = PseudoGraph(x, join_nearest(x, 1), 2)
     pairs = set(zip(graph.edges.row.tolist(), graph.edges.col.tolist(), strict=True))
     one = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
     assert pairs == one | {(u + 4, v + 4) for u, v in one}
     torch.testing.assert_close(graph.x, torch.cat([x, x]))
-    assert PseudoGraph(x, 0, 1).edges.nnz == 0
+    assert PseudoGraph(x, join_nearest(x, 0), 1).edges.nnz == 0
 
 
 # The server --------------------------------------------------------------------------------------
@@ -199,7 +200,12 @@ def test_distillation_brings_the_student_to_a_single_reliable_teacher() -> None:
         )
         x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
         taught, before, teacher = (
-            work.predict(simulation.network, {n: t.unsqueeze(0) for n, t in model.items()}, x)
+            predict(
+                simulation.network,
+                {n: t.unsqueeze(0) for n, t in model.items()},
+                x,
+                join_nearest(x, work.neighbours),
+            )
             for model in (found, mean, {n: t[2] for n, t in uploads.model.items()})
         )
     assert (taught - teacher).abs().mean() < 0.5 * (before - teacher).abs().mean()

@@ -1,8 +1,9 @@
 """The back end for a GPU: a round is recorded once as CUDA graphs and replayed.
 
 Three pieces are recorded: the clients' part, the servers' part, and storing what came of both.
-They are recorded for every phase (`Method.phase`), since rounds of one phase do the same work.
-Rounds that cannot be recorded are run step by step, and `obstacle` says why.
+They are recorded for every phase (`Method.phase`), since rounds of one phase do the same work. A
+phase of a single round is not recorded unless it comes again. Rounds that cannot be recorded are
+run step by step, and `obstacle` says why.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Recorded(Direct):
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
         self._recordings: dict[Hashable, _Recording] = {}
+        self._seen: set[Hashable] = set()  # phases of a single round, which were not recorded
         self._moves = 0  # `Simulation.moves` when the recordings were made
         self._current: _Recording | None = None  # that of the round in progress, if replayed
 
@@ -53,6 +55,10 @@ class Recorded(Direct):
             self._moves = simulation.moves
         phase = simulation.method.phase(simulation.round)
         if phase not in self._recordings:
+            if phase not in self._seen and phase != simulation.method.phase(simulation.round + 1):
+                self._seen.add(phase)
+                self.obstacle = "no other round does the same work"
+                return super().train(active, asked)
             self._recordings[phase] = self._record()
         work = self._recordings[phase]
         answers = work.clients(simulation.round)

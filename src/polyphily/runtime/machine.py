@@ -71,6 +71,9 @@ def release_memory() -> None:
     """
     gc.collect()
     if torch.cuda.is_available():
+        # Workspaces of matrix products last as long as the process. Each lies within a larger piece
+        # of memory, often that of a recorded round, which could not be given back.
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.cuda.empty_cache()  # leave the memory to other processes
 
 

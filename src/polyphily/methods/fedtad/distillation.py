@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from polyphily.core.cohort import Cohort
 from polyphily.core.messages import Message, with_prefix
 from polyphily.core.optimizers import PREFIX, Optimizer, OptimizerSpec, initial_state
 from polyphily.methods.fedtad.pseudo import (
     PseudoGraph,
     generate,
+    join_nearest,
     likeness_penalty,
     new_generator,
     pseudo_labels,
@@ -141,7 +143,7 @@ class Distillation:
 
         def loss(params: Message) -> Tensor:
             x = generate(params, z, labels)
-            logits = self.predict(network, models, x)
+            logits = predict(network, models, x, join_nearest(x, self.neighbours))
             known, taught = logits[:-1], logits[-1]
             errors = F.cross_entropy(
                 known.flatten(0, 1), labels.repeat(len(known)), reduction="none"
@@ -164,8 +166,9 @@ class Distillation:
         x: Tensor,
     ) -> None:
         """Step on sum w |f - f_i| over the pseudo-nodes; what the teachers say is fixed."""
-        known = self.predict(network, teachers, x)
-        graph = PseudoGraph(x, self.neighbours, 1)
+        joined = join_nearest(x, self.neighbours)
+        known = predict(network, teachers, x, joined)
+        graph = PseudoGraph(x, joined, 1)
 
         def loss(params: Message) -> Tensor:
             output: Output = functional_call(network, params, (graph,))
@@ -174,13 +177,12 @@ class Distillation:
         for _ in range(self.distil_steps):
             student.step(loss)
 
-    def predict(self, network: Backbone, models: Message, x: Tensor) -> Tensor:
-        """Return the logits of stacked models at the pseudo-nodes, `[models, G, C]`, no dropout."""
-        number = len(next(iter(models.values())))
-        output: Output = functional_call(
-            network, models, (PseudoGraph(x, self.neighbours, number),)
-        )
-        return output.logits.view(number, len(x), -1)
+
+def predict(network: Backbone, models: Message, x: Tensor, joined: Cohort) -> Tensor:
+    """Return the logits of stacked models at the pseudo-nodes, `[models, G, C]`, no dropout."""
+    number = len(next(iter(models.values())))
+    output: Output = functional_call(network, models, (PseudoGraph(x, joined, number),))
+    return output.logits.view(number, len(x), -1)
 
 
 def disagreement(student: Tensor, teachers: Tensor, shares: Tensor) -> Tensor:

@@ -63,28 +63,36 @@ def likeness_penalty(z: Tensor, x: Tensor) -> Tensor:
 # The graph ---------------------------------------------------------------------------------------
 
 
-class PseudoGraph(GraphView):
-    """Copies of a pseudo-graph, one for each of several stacked models.
-
-    The graph joins every node to its nearest by cosine, in both directions. Gradients reach the
-    features, not the choice of edges.
+def join_nearest(x: Tensor, neighbours: int) -> Cohort:
+    """Join every pseudo-node to its nearest by cosine, in both directions.
 
     Args:
         x: features of the pseudo-nodes, `[nodes, features]`.
         neighbours: how many others a node is joined to; 0: self-loops only.
+    """
+    nodes = len(x)
+    graph = Graph(
+        features=np.zeros((nodes, 0), dtype=np.float32),
+        edges=canonical_edges(_nearest(x.detach(), neighbours), nodes),
+        labels=np.zeros(nodes, dtype=np.int64),
+        name="pseudo-graph",
+    )
+    return Cohort([graph], [(0, 0)], 1, device=x.device, dtype=x.dtype)
+
+
+class PseudoGraph(GraphView):
+    """Copies of a pseudo-graph, one for each of several stacked models.
+
+    Gradients reach the features, not the choice of edges.
+
+    Args:
+        x: features of the pseudo-nodes, `[nodes, features]`.
+        joined: their edges, from `join_nearest`.
         models: number of copies.
     """
 
-    def __init__(self, x: Tensor, neighbours: int, models: int) -> None:
-        nodes = len(x)
-        graph = Graph(
-            features=np.zeros((nodes, 0), dtype=np.float32),
-            edges=canonical_edges(_nearest(x.detach(), neighbours), nodes),
-            labels=np.zeros(nodes, dtype=np.int64),
-            name="pseudo-graph",
-        )
-        keys = [(0, k) for k in range(models)]
-        super().__init__(Cohort([graph] * models, keys, 1, device=x.device, dtype=x.dtype))
+    def __init__(self, x: Tensor, joined: Cohort, models: int) -> None:
+        super().__init__(joined.repeated(models) if models > 1 else joined)
         self._x = x.repeat(models, 1)
 
     @property
