@@ -46,12 +46,24 @@ def test_given_tensors_are_renewed_in_place() -> None:
 
 
 def test_a_servers_draws_are_those_of_its_generator() -> None:
-    given = Given(CPU, 2)
-    draws = ServerDraws(given, lambda r: generator(7, f"server/{r}"))
-    numbers = draws.random((2, 3))
-    np.testing.assert_array_equal(numbers, generator(7, "server/2").random((2, 3)))
-    given.renew(4)
-    np.testing.assert_array_equal(numbers, generator(7, "server/4").random((2, 3)))
+    """In the order of the calls, also if several servers draw in turn."""
+
+    def draw(rng: Any) -> list[Any]:
+        return [rng.random((2, 3)), rng.standard_normal((3,)), rng.uniform(-2, 5, (2, 2))]
+
+    def assert_drawn(round_index: int) -> None:
+        for seed, numbers in found.items():
+            expected = draw(generator(seed, f"server/{round_index}"))
+            for own, other in zip(numbers, expected, strict=True):
+                np.testing.assert_array_equal(own, other)
+
+    given, found = Given(CPU, 2), {}
+    for seed in (7, 8):
+        draws = ServerDraws(given, lambda r, seed=seed: generator(seed, f"server/{r}"))
+        found[seed] = draw(draws)
+    for round_index in (2, 4, 4):
+        given.renew(round_index)
+        assert_drawn(round_index)
     with pytest.raises(CannotReplayError):
         draws.integers(3)
 
@@ -115,7 +127,7 @@ ACTING = {"warm_up": 0, "ramp": 1}
     ("name", "chosen"),
     [
         *((name, {}) for name in ("fedavg", "fedprox", "moon", "scaffold", "fedspa", "fedgsp")),
-        *((name, {}) for name in ("fedhero", "s2fgl", "fedath")),
+        *((name, {}) for name in ("fedhero", "s2fgl", "fedath", "fedtad")),
         ("s2fgl", ACTING),
         ("s2fgl", {**ACTING, "refresh": "step"}),
         ("fedspa", {"form": "code"}),
@@ -129,5 +141,14 @@ def test_replayed_rounds_are_rounds(
     monkeypatch.setattr(Replay, "__call__", lambda self, round_index: None)
     plain = simulate(create(name, chosen), small_federation(), 4, **options)
     assert_close(replayed.tensors(), plain.tensors(), 1e-5)
-    if name == "s2fgl":
+    if name in ("s2fgl", "fedtad"):
         assert replayed.obstacle is None
+
+
+@on_gpu
+@pytest.mark.parametrize("backbone", create("fedtad").supported_backbones())
+def test_distillation_at_the_server_is_replayed_with_every_backbone(backbone: str) -> None:
+    method = create("fedtad", {"nodes": 20})
+    options = {"device": "cuda", "dtype": "float32", "hidden": 8}
+    replayed = simulate(method, small_federation(), 4, backbone=backbone, **options)
+    assert replayed.obstacle is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -9,26 +11,34 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cases import assert_same_bits, simulate, small_federation
 from effects import changes_predictions
-from polyphily.core.messages import Uploads, model_part
+from polyphily.core.messages import Uploads, as_model, model_part
 from polyphily.core.method import create
+from polyphily.engines.replay import Given, ServerDraws
 from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
 from polyphily.methods.fedtad.distillation import GENERATOR, Distillation, class_weights, predict
 from polyphily.methods.fedtad.method import RELIABILITY, FedTAD
 from polyphily.methods.fedtad.pseudo import (
+    Nearest,
     PseudoGraph,
+    copies,
     generate,
-    join_nearest,
     likeness_penalty,
     new_generator,
     pseudo_labels,
 )
 from polyphily.methods.fedtad.reliability import reliability_in
+from polyphily.nn.backbones import Backbone, Shape, build
+from polyphily.nn.segments import Segments
+from polyphily.nn.stacked import GraphView
 from polyphily.testing.examples import random_graph
 
 
@@ -36,6 +46,32 @@ def graph_of(features: Any, edges: list[tuple[int, int]]) -> Graph:
     x = np.asarray(features, dtype=np.float32)
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
     return Graph.build(x, ends, np.zeros(len(x), dtype=np.int64))
+
+
+def random_numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
+
+
+def gradient(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gradient of a weighted sum of an output."""
+    weights = random_numbers(*output.shape)
+    return torch.autograd.grad((output * weights).sum(), inputs, materialize_grads=True)
+
+
+def pseudo_graph(x: Tensor, neighbours: int, models: int) -> PseudoGraph:
+    segments = Segments((len(x),) * models, x.device)
+    return PseudoGraph(x, Nearest(x, neighbours), segments)
+
+
+def three_models(name: str) -> tuple[Backbone, dict[str, Tensor]]:
+    """Return a small network for 6 features, and three models of it that differ."""
+    shape = Shape(features=6, hidden=8, classes=3, layers=2, heads=2)
+    network = build(name, shape, seed=0).double()
+    models = {
+        name: (value.detach() + 0.3 * random_numbers(3, *value.shape[1:])).requires_grad_()
+        for name, value in network.named_parameters()
+    }
+    return network, models
 
 
 # Reliability -------------------------------------------------------------------------------------
@@ -100,12 +136,65 @@ def test_the_penalty_of_like_nodes() -> None:
 def test_a_pseudo_graph_joins_the_nearest_in_both_directions() -> None:
     angles = torch.tensor([0.0, 0.1, 0.3, 2.0])
     x = torch.stack([angles.cos(), angles.sin()], dim=1)
-    graph = PseudoGraph(x, join_nearest(x, 1), 2)
+    graph = pseudo_graph(x, 1, 2)
     pairs = set(zip(graph.edges.row.tolist(), graph.edges.col.tolist(), strict=True))
     one = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
     assert pairs == one | {(u + 4, v + 4) for u, v in one}
     torch.testing.assert_close(graph.x, torch.cat([x, x]))
-    assert PseudoGraph(x, join_nearest(x, 0), 1).edges.nnz == 0
+    assert pseudo_graph(x, 0, 1).edges.nnz == 0
+
+
+@pytest.mark.parametrize("neighbours", [0, 3, 50])
+@pytest.mark.parametrize("name", ["gcn", "random_walk", "mean"])
+def test_dense_operators_are_those_of_a_cohort(name: str, neighbours: int) -> None:
+    x, h = random_numbers(10, 4), random_numbers(30, 5).requires_grad_()
+    graph = pseudo_graph(x, neighbours, 3)
+    assert graph.graph.num_nodes == graph.num_nodes == 30
+    found, expected = getattr(graph, name) @ h, getattr(graph.graph, name) @ h
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient(found, [h]), gradient(expected, [h]))
+
+
+class Sparse(GraphView):
+    """The features of a pseudo-graph, and the operators of its cohort."""
+
+    def __init__(self, graph: PseudoGraph) -> None:
+        super().__init__(graph.graph)
+        self._x = graph.x
+
+    @property
+    def x(self) -> Tensor:
+        return self._x
+
+
+@pytest.mark.parametrize("neighbours", [0, 3])
+@pytest.mark.parametrize("name", create("fedtad").supported_backbones())
+def test_backbones_see_the_same_on_dense_and_on_sparse_graphs(
+    name: str, neighbours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attention here is that of a GPU."""
+    monkeypatch.setattr(PseudoGraph, "attention", property(lambda graph: graph.nearest.attention))
+    network, models = three_models(name)
+    x = random_numbers(10, 6).requires_grad_()
+    graph = PseudoGraph(x, Nearest(x, neighbours), copies(network, 10, 3, x.device))
+    found, expected = (functional_call(network, models, (g,)) for g in (graph, Sparse(graph)))
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.embedding, expected.embedding)
+    inputs = [x, *models.values()]
+    torch.testing.assert_close(
+        gradient(found.logits, inputs), gradient(expected.logits, inputs), atol=1e-10, rtol=1e-7
+    )
+
+
+def test_segments_are_made_once_for_a_network() -> None:
+    network, _ = three_models("gcn")
+    first = copies(network, 10, 3, torch.device("cpu"))
+    assert copies(network, 10, 3, torch.device("cpu")) is first
+    assert copies(network, 10, 4, torch.device("cpu")).sizes == (10,) * 4
+    gone = weakref.ref(first)
+    del network, first
+    gc.collect()
+    assert gone() is None
 
 
 # The server --------------------------------------------------------------------------------------
@@ -204,7 +293,7 @@ def test_distillation_brings_the_student_to_a_single_reliable_teacher() -> None:
                 simulation.network,
                 {n: t.unsqueeze(0) for n, t in model.items()},
                 x,
-                join_nearest(x, work.neighbours),
+                Nearest(x, work.neighbours),
             )
             for model in (found, mean, {n: t[2] for n, t in uploads.model.items()})
         )
@@ -222,6 +311,67 @@ def test_the_generator_and_both_optimisers_go_on_from_round_to_round() -> None:
     assert second["generator/optimizer/steps"].tolist() == [4]
     assert second["student/optimizer/steps"].tolist() == [20]
     assert not torch.equal(first["generator/weight0"], second["generator/weight0"])
+
+
+# In a recorded round ----------------------------------------------------------------------------
+
+
+def test_a_recorded_round_draws_the_same_numbers() -> None:
+    """Tensors stand for the server's generator, renewed for every round."""
+    method = create("fedtad", {"nodes": 9, "server_epochs": 2})
+    simulation, uploads = server_round(method)  # type: ignore[arg-type]
+    first = simulation.states[0]
+    with torch.no_grad():
+        later = method.aggregate(first, uploads, np.random.default_rng(0))
+        for state in (first, later):
+            given = Given(torch.device("cpu"), 3)
+            for round_index in (3, 4, 3):
+                given.renew(round_index)
+                given.rewind()
+                draws: Any = ServerDraws(given, np.random.default_rng)
+                found = method.aggregate(state, uploads, draws)
+                given.renew(5)  # of which the result must not change
+                expected = method.aggregate(state, uploads, np.random.default_rng(round_index))
+                assert_same_bits(found, expected)
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses operations on tensors of the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
+                raise AssertionError(f"{func} is given a tensor of the host")
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("name", create("fedtad").supported_backbones())
+def test_the_host_neither_reads_nor_writes_what_is_on_the_device(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the meta device have no values, so that reading one is an error."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # not known to meta
+    meta, method = torch.device("meta"), create("fedtad", {"nodes": 9, "server_epochs": 2})
+    network, models = three_models(name)
+    network = network.to(meta)
+    uploads = Uploads(
+        (0, 1, 2),
+        as_model({n: t.detach().to(meta) for n, t in models.items()})
+        | {"weight": torch.ones(3, device=meta, dtype=torch.float64)}
+        | {RELIABILITY: torch.ones(3, 3, device=meta, dtype=torch.float64)},
+        network,
+    )
+    state = as_model({n: t.detach()[0] for n, t in network.named_parameters()})
+    with torch.no_grad():
+        for _ in range(2):  # the first makes the generator
+            given = Given(meta, 0)
+            draws: Any = ServerDraws(given, np.random.default_rng)
+            after = method.aggregate(state, uploads, draws)
+            given.rewind()
+            with OnDevice():
+                again = method.aggregate(state, uploads, draws)
+            assert again.keys() == after.keys()
+            state = after
 
 
 # Ablations ---------------------------------------------------------------------------------------

@@ -96,14 +96,42 @@ class Given:
 
 
 class ServerDraws(Unknown):
-    """A server's random numbers in a recording: only `random`, as a tensor renewed every round."""
+    """A server's random numbers in a recording, as tensors on the device, renewed every round.
+
+    They are those of the server's generator, in the order of the calls. It can draw what methods
+    draw at servers: `random`, `standard_normal` and `uniform`.
+
+    Args:
+        given: where the tensors are kept.
+        make: returns the server's generator of a round.
+    """
 
     def __init__(self, given: Given, make: Callable[[int], np.random.Generator]) -> None:
         super().__init__("the server's random numbers")
         self._given, self._make = given, make
+        self._called = False
+        self._generator: np.random.Generator | None = None  # of a round, after some of its calls
 
     def random(self, shape: tuple[int, ...]) -> Tensor:
-        return self._given(lambda round_index: self._make(round_index).random(shape))
+        return self._draw(lambda generator: generator.random(shape))
+
+    def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
+        return self._draw(lambda generator: generator.standard_normal(shape))
+
+    def uniform(self, low: float, high: float, shape: tuple[int, ...]) -> Tensor:
+        return self._draw(lambda generator: generator.uniform(low, high, shape))
+
+    def _draw(self, draw: Callable[[np.random.Generator], npt.NDArray[Any]]) -> Tensor:
+        """Return what the next call draws; tensors are renewed in the order of the calls."""
+        first, self._called = not self._called, True
+
+        def make(round_index: int) -> npt.NDArray[Any]:
+            if first:
+                self._generator = self._make(round_index)
+            assert self._generator is not None
+            return draw(self._generator)
+
+        return self._given(make)
 
 
 @contextmanager

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from polyphily.core.cohort import Cohort
 from polyphily.core.messages import Message, with_prefix
 from polyphily.core.optimizers import PREFIX, Optimizer, OptimizerSpec, initial_state
 from polyphily.methods.fedtad.pseudo import (
+    Nearest,
     PseudoGraph,
+    as_drawn,
+    copies,
     generate,
-    join_nearest,
     likeness_penalty,
     new_generator,
     pseudo_labels,
@@ -46,7 +47,7 @@ class Trainable:
         self.name, self.params = name, params
         self._moments = {PREFIX + n: t.clone() for n, t in before.items()}
         self._moments = self._moments or initial_state(spec, params)
-        self._optimizer = Optimizer(spec, params, self._moments)
+        self._optimizer = Optimizer(spec, params, self._moments, even=True)
 
     def step(self, loss: Callable[[Message], Tensor]) -> None:
         """Take a step on a loss of the parameters."""
@@ -101,7 +102,7 @@ class Distillation:
             teachers: the parameters of K clients' models, stacked.
             weights: w_ic, `[K, C]`.
             state: what the server kept; empty before the first call.
-            rng: of the server.
+            rng: of the server; in a recorded round it draws tensors.
         """
         classes = weights.shape[1]
         kept = with_prefix(state, GENERATOR)
@@ -112,11 +113,11 @@ class Distillation:
         pupil = {name: value.detach().clone().unsqueeze(0) for name, value in student.items()}
         generator = Trainable(GENERATOR, maker, state, self.generator_lr, self.decay)
         learner = Trainable(STUDENT, pupil, state, self.distil_lr, self.decay)
-        labels = pseudo_labels(self.nodes, classes).to(weights.device)
-        count = labels.bincount(minlength=classes).to(weights.dtype)
-        shares = weights[:, labels] / count[labels]  # of each pseudo-node at each teacher, [K, G]
-        for _ in range(self.server_epochs):
-            z = torch.from_numpy(rng.standard_normal((self.nodes, self.noise))).to(weights)
+        labels = pseudo_labels(self.nodes, classes, weights.device)
+        alike = (labels.unsqueeze(1) == labels).sum(dim=1)  # pseudo-nodes of a node's class, [G]
+        shares = weights[:, labels] / alike  # of each pseudo-node at each teacher, [K, G]
+        noise = rng.standard_normal((self.server_epochs, self.nodes, self.noise))
+        for z in as_drawn(noise, weights):
             self.train_generator(generator, network, pupil, teachers, shares, z, labels)
             self.distil(learner, network, teachers, shares, generate(maker, z, labels))
         after = {GENERATOR + name: value for name, value in maker.items()}
@@ -143,7 +144,7 @@ class Distillation:
 
         def loss(params: Message) -> Tensor:
             x = generate(params, z, labels)
-            logits = predict(network, models, x, join_nearest(x, self.neighbours))
+            logits = predict(network, models, x, Nearest(x, self.neighbours))
             known, taught = logits[:-1], logits[-1]
             errors = F.cross_entropy(
                 known.flatten(0, 1), labels.repeat(len(known)), reduction="none"
@@ -166,9 +167,9 @@ class Distillation:
         x: Tensor,
     ) -> None:
         """Step on sum w |f - f_i| over the pseudo-nodes; what the teachers say is fixed."""
-        joined = join_nearest(x, self.neighbours)
-        known = predict(network, teachers, x, joined)
-        graph = PseudoGraph(x, joined, 1)
+        nearest = Nearest(x, self.neighbours)
+        known = predict(network, teachers, x, nearest)
+        graph = PseudoGraph(x, nearest, copies(network, len(x), 1, x.device))
 
         def loss(params: Message) -> Tensor:
             output: Output = functional_call(network, params, (graph,))
@@ -178,10 +179,11 @@ class Distillation:
             student.step(loss)
 
 
-def predict(network: Backbone, models: Message, x: Tensor, joined: Cohort) -> Tensor:
+def predict(network: Backbone, models: Message, x: Tensor, nearest: Nearest) -> Tensor:
     """Return the logits of stacked models at the pseudo-nodes, `[models, G, C]`, no dropout."""
     number = len(next(iter(models.values())))
-    output: Output = functional_call(network, models, (PseudoGraph(x, joined, number),))
+    graph = PseudoGraph(x, nearest, copies(network, len(x), number, x.device))
+    output: Output = functional_call(network, models, (graph,))
     return output.logits.view(number, len(x), -1)
 
 
