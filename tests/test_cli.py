@@ -104,12 +104,21 @@ def test_without_a_command_there_is_help_and_the_version_is_told(cli: Cli) -> No
     assert cli("--version").out == f"polyphily {polyphily.__version__}\n"
 
 
+def test_polyphony_is_run_unless_another_method_is_named(cli: Cli, tmp_path: Path) -> None:
+    quick = [*TINY, "--rounds", "1", "--epochs", "1", "--hidden", "8", "--no-report"]
+    answer = cli("run", *quick, "--json", "--out", str(tmp_path / "one"))
+    assert json.loads(answer.out)["method"] == "polyphony"
+    answer = cli("compare", *quick, "--json", "--out", str(tmp_path / "several"))
+    assert answer.status == 0
+    names = {path.name for path in (tmp_path / "several").iterdir() if path.is_dir()}
+    assert {"local", "fedavg", "polyphony"} <= names
+
+
 # Users' mistakes -------------------------------------------------------------------------------
 
 
 MISTAKES = {
     "method": (["run", "fedavgg", *QUICK], ["unknown method 'fedavgg'", "'fedavg'?"]),
-    "no method": (["run", *QUICK], ["which method?"]),
     "dataset": (["run", "fedavg", "--dataset", "cira"], ["unknown dataset 'cira'", "'cora'?"]),
     "option": (["run", "fedavg", "--dataset", "csbm:node=9"], ["node"]),
     "partition": (["run", "fedavg", *QUICK, "--partition", "louvian"], ["'louvain'?"]),
@@ -156,7 +165,6 @@ def test_a_mistake_is_told_in_one_message(mistake: str, cli: Cli, tmp_path: Path
         ["run", "fedavg", "--clients", "three"],
         ["run", "fedavg", "--no-such-flag"],
         ["run", "fedavg", "local"],
-        ["compare"],
         ["frobnicate"],
         ["methods", "show"],
     ],

@@ -77,7 +77,7 @@ def test_a_command_line_parses(line: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["run fedavg --round 3", "runs", "demo x", "methods shows", "compare"]
+    "line", ["run fedavg --round 3", "runs", "demo x", "methods shows", "compare --round"]
 )
 def test_a_wrong_command_line_would_not(line: str) -> None:
     with pytest.raises(Exception, match=r"No such|unexpected|option|Missing"):

@@ -36,7 +36,7 @@ OTHER_FORMS = {"scaffold": {"option": "II"}, "fedspa": {"sfpd": False}}
 OTHER_FORMS["s2fgl"] = {"nlir": False, "fgma": False}
 WHOLE = (
     *("fedath", "fedgsp", "fedhero", *OTHER_FORMS, "adafgl", "fedfa", "fedgnn", "fediih"),
-    *("fedlit", "fedsage+", "fedstar", "fggp", "fgssl"),
+    *("fedlit", "fedsage+", "fedstar", "fggp", "fgssl", "polyphony"),
 )
 
 
@@ -53,9 +53,9 @@ def cohort_of(sizes: tuple[int, ...] = (30, 12), *, seed: int = 0, density: floa
 @pytest.mark.parametrize("sparse", [False, True])
 def test_all_neighbours_of_all_train_nodes_are_a_full_batch(backbone: str, sparse: bool) -> None:
     federation = small_federation(sparse=sparse)
-    whole = simulate("fedavg", federation, 4, backbone=backbone)
+    whole = simulate("fedavg", federation, 4, backbone=backbone, layers=2)
     for chosen in (ALL, {"sample": "99"}, {"batch": 1000}):
-        sampled = simulate("fedavg", federation, 4, backbone=backbone, **chosen)
+        sampled = simulate("fedavg", federation, 4, backbone=backbone, layers=2, **chosen)
         assert_close(weights_of(whole), weights_of(sampled), 1e-6)
 
 
@@ -78,7 +78,8 @@ def test_every_method_trains_on_samples_or_says_why_not(name: str) -> None:
 
 @pytest.mark.parametrize("backbone", NEAR)
 def test_stacked_equals_sequential_on_samples(backbone: str) -> None:
-    chosen = {"backbone": backbone, "dropout": 0.5, "input_dropout": 0.3, "epochs": "1-4", **FEW}
+    chosen = {"backbone": backbone, "layers": 2, "dropout": 0.5, "input_dropout": 0.3, **FEW}
+    chosen |= {"epochs": "1-4"}
     federation = small_federation(sparse=True)
     stacked = simulate("fedprox", federation, 4, **chosen)
     sequential = simulate("fedprox", federation, 4, engine="sequential", **chosen)
@@ -99,8 +100,8 @@ def test_few_neighbours_and_few_train_nodes_both_change_what_is_learned() -> Non
 @pytest.mark.parametrize("backbone", NEAR)
 def test_scores_are_those_of_the_whole_graph(backbone: str) -> None:
     federation = small_federation()
-    sampled = simulate("fedavg", federation, 2, backbone=backbone, **FEW)
-    whole = simulate("fedavg", federation, 0, backbone=backbone)
+    sampled = simulate("fedavg", federation, 2, backbone=backbone, layers=2, **FEW)
+    whole = simulate("fedavg", federation, 0, backbone=backbone, layers=2)
     whole.set_state(sampled.memory, sampled.states, sampled.round)
     torch.testing.assert_close(whole.predict(whole.received()), sampled.predict(sampled.received()))
     torch.testing.assert_close(whole.predict(whole.trained()), sampled.predict(sampled.trained()))
@@ -251,10 +252,10 @@ def test_numbers_of_neighbours() -> None:
     assert Settings(sample="off").fanouts() is None
     assert Settings(sample=" 15, 10").fanouts() == (15, 10)
     assert Sampling.of(Settings(layers=3, sample="7")) == Sampling((7, 7, 7))
-    assert Sampling.of(Settings(batch=5)) == Sampling((None, None), 5)
+    assert Sampling.of(Settings(layers=2, batch=5)) == Sampling((None, None), 5)
     assert Sampling.of(Settings()) is None
     with pytest.raises(UserError, match="network has 2 layers"):
-        Sampling.of(Settings(sample="5,5,5"))
+        Sampling.of(Settings(layers=2, sample="5,5,5"))
 
 
 def test_a_backbone_that_reaches_further_is_refused() -> None:
@@ -266,7 +267,7 @@ def test_a_backbone_that_reaches_further_is_refused() -> None:
 
 def test_every_backbone_is_trained_on_samples_or_refused() -> None:
     for name, backbone in BACKBONES.items():
-        chosen = Settings(backbone=name, sample="3,3")
+        chosen = Settings(backbone=name, layers=2, sample="3,3")
         if backbone.local_reach:
             check_sampling(create("fedavg"), chosen)
         else:

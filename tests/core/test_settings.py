@@ -25,6 +25,7 @@ BOUNDS: dict[str, tuple[list[float], list[float]]] = {
     "hops": ([1, 1024], [0, 1025]),
     "dropout": ([0.0, 0.5, 0.999], [-0.1, 1.0, 1.5]),
     "input_dropout": ([0.0, 0.5, 0.999], [-0.1, 1.0, 1.5]),
+    "label_inputs": ([0.0, 0.5, 0.999], [-0.1, 1.0, 1.5]),
     "lr": ([1e-12, 0.01, 10.0], [0.0, -0.01]),
     "weight_decay": ([0.0, 5e-4, 2.0], [-1e-9]),
     "momentum": ([0.0, 0.9, 0.9999], [-0.1, 1.0]),
@@ -43,6 +44,7 @@ CHOICES = {
     "precision": ["float32", "tf32", "bf16"],
     "optimizer": ["adam", "adamw", "sgd"],
     "norms": ["shared", "home"],
+    "readout": ["last", "jump"],
     "metric": ["accuracy", "f1_macro", "f1_weighted", "auc"],
 }
 OPEN = {f.name for f in dataclasses.fields(Settings) if f.default is None}
@@ -226,6 +228,7 @@ def test_what_the_user_says_wins(kind: str) -> None:
     asked = Settings(
         backbone="mlp",
         hidden=7,
+        layers=4,
         dropout=0.0,
         input_dropout=0.25,
         optimizer="sgd",

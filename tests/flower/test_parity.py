@@ -112,6 +112,7 @@ FORMS = {
     "local": Form("local", without=["fedavg"]),
     "fedavg": Form("fedavg", without=["local"]),
     "norms at home": Form("fedavg", settings={"backbone": "res-gcn", "norms": "home"}),
+    "label inputs": Form("fedavg", settings={"label_inputs": 0.5}),
     "fedprox": Form("fedprox", {"mu": 0.1}, [{"mu": 0.0}]),
     "fedper": Form("fedper", without=["fedavg", "local"]),
     "fednova": Form("fednova", without=["fedavg"], settings={"epochs": "1-3"}),
@@ -132,6 +133,12 @@ FORMS = {
     ),
     "fedath": Form(
         "fedath", without=[{"use_entropy": False}, {"use_independence": False}, {"share": "all"}]
+    ),
+    "polyphony": Form(
+        "polyphony",
+        {"audition": 2},
+        [{"labels": "none"}, {"private": "none"}, {"renditions": "shared"}, {"mixing": "even"}],
+        stages=("audition", "audition", "concert"),
     ),
     # Their baselines
     "adafgl": Form(

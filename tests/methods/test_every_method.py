@@ -25,9 +25,11 @@ def forms() -> dict[str, MethodCase]:
     # Without a tie-break, rounding decides among eigenvectors of equal eigenvalues.
     found["s2fgl, paper"] = MethodCase(create("s2fgl", {"paper": True, "tie_break": 1e-4}))
     # Labels are hidden, groups, views and noise are drawn by client number.
-    by_number = ("fedspa", "fedfa", "fgssl", "fgssl, paper", "fggp", "fggp, paper")
+    by_number = ("fedspa", "polyphony", "fedfa", "fgssl", "fgssl, paper", "fggp", "fggp, paper")
     for name in (*by_number, "fedgnn, paper", "fediih", "fediih, paper"):
         found[name] = replace(found[name], permutes=False)
+    # Own renditions and the mix are set, not trained.
+    found["polyphony"] = replace(found["polyphony"], untrained=("own.", "mix"))
     found["fediih, code"] = MethodCase(create("fediih", {"code": True}))
     # Its heads train in the local stage; train nodes are halved by client number.
     found["adafgl"] = replace(found["adafgl"], permutes=False, untrained=("heads.", "adapted"))

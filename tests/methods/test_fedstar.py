@@ -201,7 +201,7 @@ def test_no_encoding_at_all_is_refused() -> None:
 
 def test_samples_are_refused() -> None:
     with pytest.raises(UserError, match="structure encodings"):
-        check_sampling(create("fedstar"), replace(Settings(), sample="3"))
+        check_sampling(create("fedstar"), replace(Settings(), layers=2, sample="3"))
 
 
 def test_encodings_do_not_depend_on_labels() -> None:

@@ -434,10 +434,10 @@ def test_a_registered_backbone_is_refused_on_samples_if_it_reaches_far(
     far_gcn: type[Backbone],
 ) -> None:
     with pytest.raises(UserError, match="--batch: far-gcn reaches further") as refused:
-        check_sampling(create("fedavg"), Settings(backbone="far-gcn", batch=3))
+        check_sampling(create("fedavg"), Settings(backbone="far-gcn", layers=2, batch=3))
     assert "gcn" in str(refused.value).rpartition("use one of ")[2].split(", ")
     far_gcn.local_reach = True
-    check_sampling(create("fedavg"), Settings(backbone="far-gcn", batch=3))
+    check_sampling(create("fedavg"), Settings(backbone="far-gcn", layers=2, batch=3))
 
 
 def test_a_registered_backbone_brings_its_defaults(far_gcn: type[Backbone]) -> None:

@@ -38,6 +38,7 @@ SHAPE = Shape(features=6, classes=3, hidden=8, layers=2, dropout=0.4, heads=2)
 NAMES = ("res-gcn", "res-sage", "res-gat", "res-acm")
 every_name = pytest.mark.parametrize("name", NAMES)
 depths = pytest.mark.parametrize("layers", [1, 2, 8])
+readouts = pytest.mark.parametrize("readout", ["last", "jump"])
 Own = dict[str, Tensor]
 
 
@@ -110,31 +111,42 @@ def block(own: Own, index: int) -> Own:
     return {n.removeprefix(prefix): value for n, value in own.items() if n.startswith(prefix)}
 
 
-def expected(name: str, own: Own, graph: Graph, layers: int) -> tuple[Tensor, Tensor]:
+def expected(
+    name: str, own: Own, graph: Graph, layers: int, readout: str = "last"
+) -> tuple[Tensor, Tensor]:
     """Compute logits and embedding of one client."""
-    h = linear(dense_features(graph), own, "input")
+    levels = [linear(dense_features(graph), own, "input")]
     for index in range(layers):
         part = block(own, index)
-        h = h + CONVOLUTIONS[name](norm(h, part), part, graph).relu()
-    embedding = norm(h, own)
+        h = levels[-1]
+        levels.append(h + CONVOLUTIONS[name](norm(h, part), part, graph).relu())
+    if readout == "last":
+        embedding = norm(levels[-1], own)
+    else:  # levels normalised without parameters, their mean scaled and shifted once
+        plain = torch.stack([F.layer_norm(h, [SHAPE.hidden]) for h in levels])
+        weights = own["jump"].exp() / own["jump"].exp().sum()
+        mean = torch.tensordot(weights, plain, dims=1)
+        embedding = mean * own["norm.weight"] + own["norm.bias"]
     return linear(embedding, own, "head"), embedding
 
 
 @every_name
 @depths
-def test_every_client_gets_what_the_formulas_say(name: str, layers: int) -> None:
+@readouts
+def test_every_client_gets_what_the_formulas_say(name: str, layers: int, readout: str) -> None:
     """Among the clients of a cohort are one without edges and one with a single node."""
     graphs = [
         random_graph(13, seed=1),
         random_graph(6, seed=2, density=0.0, sparse=True),
         random_graph(1, seed=3),
     ]
-    network, cohort = make(name, layers=layers), cohort_of(graphs)
+    network, cohort = make(name, layers=layers, readout=readout), cohort_of(graphs)
     params = random_parameters(network, len(graphs))
     output = predict(network, params, cohort)
     logits, embeddings = (split_by_client(part, cohort) for part in output)
     for k, graph in enumerate(graphs):
-        wanted = expected(name, {n: value[k] for n, value in params.items()}, graph, layers)
+        own = {n: value[k] for n, value in params.items()}
+        wanted = expected(name, own, graph, layers, readout)
         close(logits[k], wanted[0])
         close(embeddings[k], wanted[1])
 
@@ -150,8 +162,9 @@ def test_one_client_in_float32(name: str) -> None:
 
 @every_name
 @depths
-def test_three_clients_together_equal_three_alone(name: str, layers: int) -> None:
-    network, cohort = make(name, layers=layers), random_cohort([9, 14, 5])
+@readouts
+def test_three_clients_together_equal_three_alone(name: str, layers: int, readout: str) -> None:
+    network, cohort = make(name, layers=layers, readout=readout), random_cohort([9, 14, 5])
     params = random_parameters(network, 3)
     together = predict(network, params, cohort, cohort.draws(2))
     parts = [split_by_client(part, cohort) for part in together]
@@ -186,8 +199,11 @@ def test_permuting_nodes_permutes_the_output(name: str) -> None:
 
 @every_name
 @depths
-def test_a_gradient_reaches_every_parameter_of_every_client(name: str, layers: int) -> None:
-    network, cohort = make(name, layers=layers), random_cohort([12, 9, 10])
+@readouts
+def test_a_gradient_reaches_every_parameter_of_every_client(
+    name: str, layers: int, readout: str
+) -> None:
+    network, cohort = make(name, layers=layers, readout=readout), random_cohort([12, 9, 10])
     params = {n: p.requires_grad_() for n, p in random_parameters(network, 3).items()}
     logits = predict(network, params, cohort).logits
     way = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).double()
@@ -236,6 +252,63 @@ def test_without_draws_the_output_is_always_the_same(name: str) -> None:
     assert not torch.equal(predict(network, params, cohort, cohort.draws(0)).logits, still)
 
 
+# The jumping readout -----------------------------------------------------------------------------
+
+
+@every_name
+@depths
+def test_all_levels_begin_with_the_same_weight(name: str, layers: int) -> None:
+    network, cohort = make(name, layers=layers, readout="jump"), random_cohort([9])
+    logits = dict(network.named_parameters())["jump"]
+    assert torch.equal(logits, torch.zeros(1, layers + 1).double())
+    last = make(name, layers=layers)
+    levels = [last(cohort).embedding]
+    for index in reversed(range(layers)):  # without the blocks from here on
+        last.blocks = last.blocks[:index]
+        levels.append(last(cohort).embedding)
+    close(network(cohort).embedding, torch.stack(levels).mean(dim=0))
+
+
+@every_name
+def test_the_readout_changes_no_other_initial_parameter(name: str) -> None:
+    found = dict(make(name, readout="jump").named_parameters())
+    assert found.pop("jump").shape == (1, SHAPE.layers + 1)
+    plain = dict(make(name).named_parameters())
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[n], value) for n, value in plain.items())
+
+
+@every_name
+def test_a_large_logit_chooses_one_level_for_one_client(name: str) -> None:
+    jump, last, cohort = make(name, readout="jump"), make(name), random_cohort([9, 7])
+    params = random_parameters(jump, 2)
+    params["jump"] = torch.tensor([[0.0, 0.0, 800.0], [800.0, 0.0, 0.0]]).double()
+    plain = {n: value for n, value in params.items() if n != "jump"}
+    found = split_by_client(predict(jump, params, cohort).logits, cohort)
+    whole = split_by_client(predict(last, plain, cohort).logits, cohort)
+    own = {n: value[1] for n, value in params.items()}
+    x = linear(dense_features(cohort.graphs[1]), own, "input")
+    close(found[0], whole[0])
+    close(found[1], linear(norm(x, own), own, "head"))
+    assert not torch.allclose(found[1], whole[1])
+
+
+@every_name
+@pytest.mark.parametrize("linear_head", [False, True])
+def test_logits_of_levels_are_neither_classifier_nor_norm(name: str, linear_head: bool) -> None:
+    network = build(name, replace(SHAPE, readout="jump"), seed=0, linear_head=linear_head)
+    own = "trunk.jump" if linear_head else "jump"
+    assert own in dict(network.named_parameters())
+    assert not network.is_classifier(own)
+    assert not network.is_norm(own)
+    assert network.embedding_width == SHAPE.hidden
+
+
+def test_only_residual_backbones_have_several_readouts() -> None:
+    assert {n for n, b in BACKBONES.items() if "jump" in b.readouts} == set(NAMES)
+    assert all("last" in b.readouts for b in BACKBONES.values())
+
+
 # Normalisations ----------------------------------------------------------------------------------
 
 
@@ -268,7 +341,7 @@ def test_norms_are_told_from_other_parameters(name: str, linear_head: bool) -> N
 
 
 def test_other_backbones_have_no_norms() -> None:
-    for name in set(BACKBONES) - set(NAMES):
+    for name in set(BACKBONES) - {*NAMES, "choir"}:
         network = BACKBONES[name](SHAPE)
         assert not any(network.is_norm(n) for n, _ in network.named_parameters()), name
 

@@ -228,7 +228,7 @@ class Attacker:
             build_network(
                 simulation.method,
                 simulation.settings,
-                cohort.num_features,
+                cohort.graphs[0].num_features,
                 cohort.classes,
                 derive(seed, f"attacker/{draw}") if draw else seed,
             )

@@ -45,7 +45,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="The methods to compare, in order, or all.")],
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The methods to compare, in order, or all.", show_default=" ".join(options.METHODS)
+        ),
+    ] = None,
     config: Config = None,
     set_: Set = None,
     out: Out = None,
@@ -71,7 +76,7 @@ def compare(
     sheets.check_files(write or [])
     check_trackers(track or ())
     wanted = TuneRequest.parse(tune) if tune else None
-    names = method_names(methods)
+    names = method_names(methods or options.METHODS)
     cells = _cells(options.gather(None, values, set_ or [], config).data)
     task = _Task(names, out, write or [], as_json, report, track or (), wanted)
     if len(cells) == 1:

@@ -29,6 +29,8 @@ DATA: dict[str, tuple[type, str]] = {
     "noise": (str, "Noise in the graphs: edges=0.1, features=0.1, labels=0.1, or several."),
 }
 DEFAULT_DATASET = "csbm"
+METHOD = "polyphony"  # of `run`, unless another is named
+METHODS = ("local", "fedavg", METHOD)  # of `compare`
 
 
 def attribute_docs(cls: type) -> dict[str, str]:

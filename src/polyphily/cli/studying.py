@@ -17,6 +17,7 @@ from polyphily.cli import options
 from polyphily.errors import UserError
 
 LEADERBOARD = "leaderboard"
+CONTEST = "polyphony"
 C = TypeVar("C")
 
 
@@ -74,13 +75,19 @@ def study(
     All trials and seeds of a row run in one pass. Finished rows are not repeated.
 
     `polyphily study leaderboard` is behind docs/leaderboard.md: every method, with equally many
-    trials.
+    trials. `polyphily study polyphony` compares Polyphony with the best of all rows in the cells of
+    all studies.
     """
     here = _Runs(out, device, partitions, _share(share), time.monotonic() + 60 * minutes)
     if LEADERBOARD in (names or []):
         if len(names or []) > 1 or set_ or digest:
             raise UserError("study leaderboard: run it by itself, without --set and --digest")
         _leaderboard(only, methods, here, write or [], list_, run)
+        return
+    if CONTEST in (names or []):
+        if len(names or []) > 1 or set_ or digest or methods:
+            raise UserError("study polyphony: run it by itself, without --set and --digest")
+        _contest(only, here, write or [], list_, run)
         return
     if methods:
         raise UserError("--methods chooses rows of the leaderboard: polyphily study leaderboard")
@@ -161,6 +168,28 @@ def _run(cells: Sequence[tuple[studies.Study, studies.Cell]], here: _Runs) -> No
     options = here.options()
     for s, cell in here.part(cells):
         trials.run_cell(s, cell, here.out, **options)
+
+
+def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, run: bool) -> None:
+    """Run Polyphony's comparison with everything else, and write or print it."""
+    from polyphily.studies import contest
+
+    cells = [cell for cell in contest.contest().cells if (only or "") in cell.title]
+    if not cells:
+        raise UserError(f"--only {only}: no cell has this in its title; --list shows all cells")
+    if list_:
+        for cell in cells:
+            typer.echo(f"{CONTEST} {cell.title}")
+        return
+    if run:
+        options = here.options()
+        for cell in here.part(cells):
+            contest.run(cell, here.out, **options)
+    text = contest.section(here.out) or "Polyphony has not run in any cell yet."
+    for file in write:
+        _save(file, text + "\n")
+    if not write:
+        typer.echo(text)
 
 
 def _leaderboard(

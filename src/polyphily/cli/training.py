@@ -61,7 +61,10 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     method: Annotated[
-        str | None, typer.Argument(help="The method's name; `polyphily methods` lists them.")
+        str | None,
+        typer.Argument(
+            help="The method's name; `polyphily methods` lists them.", show_default=options.METHOD
+        ),
     ] = None,
     config: Config = None,
     set_: Set = None,
@@ -91,10 +94,8 @@ def run(
         execution, done = _resume(resume, values.get("rounds"))
     else:
         request = options.gather(method, values, set_ or [], config)
-        if request.method is None:
-            raise UserError("which method? `polyphily methods` lists them: polyphily run fedavg")
         federations, seconds = load_all(request)
-        name = request.method
+        name = request.method or options.METHOD
         check_effects(create(name, request.hyperparameters), request.assigned)
         if wanted:
             out = ranks.leaders_folder(out or new_folder(METHODS.find(name).name, federations[0]))

@@ -12,7 +12,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from polyphily.core.sampling import Batch, Sampling, WholeGraph
+from polyphily.core.labels import LabelledFeatures, LabelsHidden
+from polyphily.core.sampling import Sampling, WholeGraph
 from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, alike
 from polyphily.nn.draws import Draws, Streams
 from polyphily.nn.segments import Segments
@@ -26,9 +27,10 @@ T = TypeVar("T")
 
 
 class TrainingGraph(StackedGraph, Protocol):
-    """The stacked graph that a training step sees: a `Cohort`, or a `Batch` sampled from one.
+    """The stacked graph that a training step sees: a `Cohort`, or what a step sees of one.
 
-    A batch has the clients of its cohort, in the same order, and fewer of their nodes.
+    A `Batch` sampled from a cohort has its clients, in the same order, and fewer of their nodes.
+    `LabelsHidden` has fewer train nodes.
     """
 
     def __len__(self) -> int:
@@ -58,6 +60,11 @@ class TrainingGraph(StackedGraph, Protocol):
     @property
     def sampling(self) -> Sampling | None:
         """The sampling of `sample`; None if a step sees everything."""
+        ...
+
+    @property
+    def changes(self) -> bool:
+        """True if every training step sees something else (`sample`)."""
         ...
 
     @property
@@ -107,6 +114,8 @@ class Cohort:
         dtype: the type of features and weights.
         mixed: whether losses are computed under autocast to bfloat16.
         sampling: what a training step sees of the graphs; None if it sees everything.
+        label_inputs: the share of train labels that a training step hides if labels are inputs
+            (`polyphily.core.labels`); 0 if they are not.
     """
 
     def __init__(
@@ -120,6 +129,7 @@ class Cohort:
         dtype: torch.dtype = torch.float32,
         mixed: bool = False,
         sampling: Sampling | None = None,
+        label_inputs: float = 0.0,
     ) -> None:
         self.graphs = alike(graphs)
         self.keys = tuple(keys)
@@ -130,7 +140,7 @@ class Cohort:
         self.classes = classes
         self.device = torch.device(device)
         self.dtype = dtype
-        self.mixed, self.sampling = mixed, sampling
+        self.mixed, self.sampling, self.label_inputs = mixed, sampling, label_inputs
         self.segments = Segments(tuple(graph.num_nodes for graph in self.graphs), self.device)
         self._taken: dict[tuple[int, ...], Cohort] = {}
         self._latest: tuple[int, ...] = ()  # the non-contiguous one in `_taken`
@@ -148,7 +158,12 @@ class Cohort:
 
     @property
     def num_features(self) -> int:
-        return self.graphs[0].num_features
+        """The width of `x` for one client."""
+        return self.graphs[0].num_features + (self.classes if self.label_inputs else 0)
+
+    @property
+    def changes(self) -> bool:
+        return self.sampling is not None or self.label_inputs > 0
 
     def take(self, clients: Sequence[int]) -> Cohort:
         """Return the cohort of some of these clients, in the order given.
@@ -170,6 +185,7 @@ class Cohort:
             dtype=self.dtype,
             mixed=self.mixed,
             sampling=self.sampling,
+            label_inputs=self.label_inputs,
         )
         taken._own = tuple(self._own[k] for k in wanted)  # shares what is cached per graph
         if wanted != tuple(range(wanted[0], wanted[0] + len(wanted))):
@@ -190,6 +206,7 @@ class Cohort:
             dtype=self.dtype,
             mixed=self.mixed,
             sampling=self.sampling,
+            label_inputs=self.label_inputs,
         )
         found._own = self._own * times
         return found
@@ -202,8 +219,10 @@ class Cohort:
         """
         return self if self.sampling is None else WholeGraph(self)
 
-    def sample(self, draws: Draws) -> Cohort | Batch:
-        """Return what the next training step sees: this cohort, or a batch of it if sampled."""
+    def sample(self, draws: Draws) -> TrainingGraph:
+        """Return what the next training step sees: this cohort, or a part of it."""
+        if self.label_inputs:
+            return LabelsHidden(self, self.labelled_features, draws, self.label_inputs)
         return self if self.sampling is None else self.sampling.draw(self, draws)
 
     @cached_property
@@ -251,9 +270,22 @@ class Cohort:
 
     @cached_property
     def x(self) -> Tensor | SparseMatrix:
-        """Features: dense `[N, F]`, or sparse and block-diagonal `[N, K·F]`."""
+        """Features: dense `[N, F]`, or sparse and block-diagonal `[N, K·F]`.
+
+        If labels are inputs, those of all train nodes are among them.
+        """
+        return self.labelled_features.seen() if self.label_inputs else self.plain_x
+
+    @cached_property
+    def labelled_features(self) -> LabelledFeatures:
+        """Features with columns for the labels of train nodes."""
+        return LabelledFeatures(self, self.plain_x, self.classes)
+
+    @cached_property
+    def plain_x(self) -> Tensor | SparseMatrix:
+        """Features without labels."""
         if sp.issparse(self.graphs[0].features) and not self._better_dense:
-            width = self.num_features
+            width = self.graphs[0].num_features
             blocks = [sp.csr_array(graph.features) for graph in self.graphs]
             for block in blocks:
                 block.sort_indices()
@@ -282,7 +314,7 @@ class Cohort:
             return False
         found: list[Any] = [graph.features for graph in self.graphs]
         stored = sum(features.nnz for features in found)
-        return bool(stored > FULL * self.num_nodes * self.num_features)
+        return bool(stored > FULL * self.num_nodes * self.graphs[0].num_features)
 
     @cached_property
     def x_pointers(self) -> tuple[int, ...]:

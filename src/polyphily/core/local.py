@@ -137,8 +137,8 @@ class Local:
     def descend(self, method: Method) -> None:
         """Take the round's steps on the method's loss; a client stops after its own number.
 
-        Where clients train on samples, every step draws one anew and sees it in place of the
-        cohort.
+        Where clients train on samples, or labels are inputs of which some are hidden, every step
+        draws anew what it sees in place of the cohort.
         """
         run, whole = self.optimizer, self.cohort
         own = {name: method.optimizer_for(name, run) for name in self.params}
@@ -147,7 +147,7 @@ class Local:
         alike = len(set(self.steps)) == 1
         for step in range(max(self.steps)):
             going = None if alike else [k for k, limit in enumerate(self.steps) if step < limit]
-            if whole.sampling is not None and self.draws is not None:
+            if whole.changes and self.draws is not None:
                 self.cohort = whole.sample(self.draws)
                 self.constants = method.prepare_round(self)
             with torch.autocast(

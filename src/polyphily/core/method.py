@@ -94,6 +94,8 @@ class Method:
         backbone: the network that the method is made for, used if the user names none.
         left_open: what the paper does not say or contradicts, and what is done here, a sentence
             each; `methods show` prints them.
+        labels_can_be_inputs: whether `--label-inputs` is possible: features and train labels reach
+            the method through `Local` alone. Subclasses do not inherit it.
     """
 
     name: ClassVar[str]
@@ -102,6 +104,7 @@ class Method:
     selection: ClassVar[Literal["federation", "client"]] = "federation"
     backbone: ClassVar[str | None] = None
     left_open: ClassVar[Sequence[str]] = ()
+    labels_can_be_inputs: ClassVar[bool] = False
 
     @property
     def view(self) -> str:

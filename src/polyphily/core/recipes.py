@@ -1,8 +1,8 @@
 """Default settings that suit federated averaging, by kind of data and backbone.
 
 They were chosen on FedAvg's validation score over twelve partitioned datasets, changing one setting
-at a time. `benchmarks/defaults.py` runs the trials and `docs/defaults.md` shows them. Settings that
-the user chooses take precedence.
+at a time. `benchmarks/defaults.py` runs the trials, `benchmarks/depth.py` those of residual
+backbones, and `docs/defaults.md` shows them. Settings that the user chooses take precedence.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polyphily.core.settings import Settings
-from polyphily.nn.backbones import BACKBONES
+from polyphily.nn.backbones import ALL, BACKBONES
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Recipe:
     """Values for the settings that are None in `Settings` unless the user chooses."""
 
     hidden: int = 64
+    layers: int = 2
     dropout: float = 0.5
     input_dropout: float = 0.5
     optimizer: str = "adam"
@@ -43,10 +44,11 @@ def fill(settings: Settings, kind: str, metric: str, *, dense: bool = False) -> 
         dense: whether the features are dense.
     """
     backbone = settings.backbone or BACKBONE_BY_KIND.get(kind, USUAL_BACKBONE)
-    own = BACKBONES.find(backbone).defaults.get(kind)
-    # Defaults of a backbone change the usual recipe, also if features are dense: they were chosen
-    # beside it.
-    recipe = replace(USUAL, **own) if own else DENSE if dense else USUAL
+    defaults = BACKBONES.find(backbone).defaults
+    own = defaults.get(kind, {})
+    # Defaults for a kind of data change the usual recipe, also if features are dense: they were
+    # chosen beside it.
+    recipe = replace(DENSE if dense and not own else USUAL, **{**defaults.get(ALL, {}), **own})
     opened = {
         name: getattr(recipe, name)
         for name in Recipe.__dataclass_fields__

@@ -59,6 +59,7 @@ class Sampling:
         fanouts = settings.fanouts()
         if fanouts is None and not settings.batch:
             return None
+        assert settings.layers is not None
         chosen: tuple[int | None, ...] = fanouts or (None,)
         if len(chosen) == 1:
             chosen *= settings.layers
@@ -109,12 +110,13 @@ def check_sampling(method: Method, settings: Settings) -> None:
     Raises:
         UserError: if they cannot, with the backbones that can.
     """
-    if Sampling.of(settings) is None:
+    if settings.sample == OFF and not settings.batch:
         return
     flag = "--sample" if settings.sample != OFF else "--batch"
     reason = method.needs_whole_graph()
     if reason:
         raise UserError(f"{flag}: {method.name} needs whole graphs in every step: {reason}")
+    Sampling.of(settings)
     if settings.backbone is not None and not BACKBONES.find(settings.backbone).local_reach:
         supported = method.supported_backbones()
         near = [name for name in supported if BACKBONES.find(name).local_reach]
@@ -242,6 +244,7 @@ class Batch:
     """
 
     sampling: Sampling | None = None  # a batch is not sampled again
+    changes = False
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from polyphily.core.search import Choices, Range, Search
 from polyphily.errors import UserError, unknown
 
 HOME = "home"  # of norms
+READOUTS = ("last", "jump")
 ENGINES = ("stacked", "sequential", "flower")
 SELECTIONS = ("method", "federation", "client")
 MIXED = "bf16"
@@ -29,13 +30,17 @@ class Settings:
             `sample`): a number, or a range "1-5" from which each client draws anew in every round.
         backbone: which network.
         hidden: width of the hidden layers.
-        layers: number of layers.
+        layers: number of layers; of residual backbones, number of blocks.
         dropout: before every layer but the first.
         input_dropout: on the input features.
         heads: attention heads of gat.
         hops: propagation steps of gpr-gnn.
         norms: whether normalisations are "shared", or stay at "home" with every client (FedBN); for
             backbones that have them.
+        readout: what residual backbones classify from: the "last" block, or by "jump" a learned
+            mean of all blocks and their input.
+        label_inputs: the share of train labels that each training step hides and predicts from the
+            others, which are inputs; 0: labels are not inputs.
         optimizer: adam, adamw or sgd.
         lr: learning rate.
         weight_decay: coefficient of the decay.
@@ -71,12 +76,14 @@ class Settings:
     epochs: int | str = 3
     backbone: str | None = None
     hidden: int | None = None
-    layers: int = 2
+    layers: int | None = None
     dropout: float | None = None
     input_dropout: float | None = None
     heads: int = 4
     hops: int = 10
     norms: str = "shared"
+    readout: str = "last"
+    label_inputs: float = 0.0
     optimizer: str | None = None
     lr: float | None = None
     weight_decay: float | None = None
@@ -164,6 +171,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("float32", "tf32", MIXED),
     "optimizer": ("adam", "adamw", "sgd"),
     "norms": ("shared", HOME),
+    "readout": READOUTS,
 }
 _ANY = math.inf
 _SHARE = (0, 0.999, "at least 0 and at most 0.999")
@@ -175,6 +183,7 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
     "hops": (1, 1024, "1 to 1024"),
     "dropout": _SHARE,
     "input_dropout": _SHARE,
+    "label_inputs": _SHARE,
     "lr": (1e-12, _ANY, "at least 1e-12"),
     "weight_decay": (0, _ANY, "at least 0"),
     "momentum": (0, 0.9999, "at least 0 and at most 0.9999"),

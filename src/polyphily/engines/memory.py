@@ -67,8 +67,9 @@ class Groups:
             sampling = cohort.sampling
             nodes = graph.num_nodes if sampling is None else sampling.most_nodes(graph)
             edges = graph.edges.shape[1] * nodes / max(graph.num_nodes, 1)
-            numbers = ACTIVATIONS * settings.layers * (settings.hidden or 1) * nodes
-            numbers += int(edges) * (settings.layers * ACTIVATIONS // 2)
+            layers = settings.layers or 1
+            numbers = ACTIVATIONS * layers * (settings.hidden or 1) * nodes
+            numbers += int(edges) * (layers * ACTIVATIONS // 2)
             numbers += 2 * graph.features.size + weights
             found.append(int(numbers * cohort.dtype.itemsize))
         return found

@@ -99,7 +99,7 @@ class Simulation:
             federations=[s for s, _, _ in here],
         )
         self.starts = [0, *np.cumsum([len(f.clients) for f in federations]).tolist()]
-        width, classes = self.cohort.num_features, len(first.classes)
+        width, classes = first.clients[0].num_features, len(first.classes)
         networks = [
             build_network(method, self.settings, width, classes, f.seed).to(self.device)
             for f in federations

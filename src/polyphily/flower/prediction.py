@@ -12,7 +12,7 @@ from polyphily.errors import UserError
 from polyphily.flower.site import Prepared
 from polyphily.flower.site_files import SavedModel
 from polyphily.flower.site_graph import SiteGraph
-from polyphily.graphs.graph import Masks
+from polyphily.graphs.graph import UNLABELLED, Masks
 from polyphily.graphs.loading import normalize_features
 from polyphily.runtime.machine import check_device
 
@@ -26,7 +26,9 @@ def predict(model: Path, graph: Path, device: str = "cpu") -> pd.DataFrame:
     Args:
         model: a model file of a site.
         graph: the graph to predict. It may have other nodes and edges than the graph that the
-            model was trained on. Labels in it are ignored.
+            model was trained on. Its labels are those that are known, or the train nodes' only if
+            it has a split of its own. Networks that use known labels see them: those with labels
+            as inputs, FedSPA's, and unifilter. Others ignore them.
         device: where to compute.
     """
     import pandas as pd
@@ -37,7 +39,9 @@ def predict(model: Path, graph: Path, device: str = "cpu") -> pd.DataFrame:
     aligned = SiteGraph.read(graph).aligned(saved.plan.schema)
     empty = np.zeros(aligned.num_nodes, dtype=np.bool_)
     features = normalize_features(aligned.features, saved.plan.normalize)
-    prepared = replace(aligned, features=features, masks=Masks(empty, empty, empty))
+    own = aligned.own_masks
+    known = own[0].train if own else aligned.labels != UNLABELLED
+    prepared = replace(aligned, features=features, masks=Masks(known, empty, empty))
     site = Prepared.of(saved.plan, prepared, saved.client, device)
     logits = site.clients.predict(site.restored(saved)).cpu()
     probabilities = torch.softmax(logits.double(), dim=1).numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ WEIGHT = "weight"
 @dataclass(frozen=True)
 class FedAvg(Method):
     """w = sum_i (n_i / n) w_i after local training; every client receives w."""
+
+    labels_can_be_inputs: ClassVar[bool] = True
 
     weighting: str = parameter(
         "nodes",

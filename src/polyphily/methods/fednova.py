@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class FedNova(FedAvg):
     (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho). If every client takes the same number of
     steps, this is FedAvg; it differs if they do not (`--epochs 1-5`).
     """
+
+    labels_can_be_inputs: ClassVar[bool] = True
 
     def uploads(self, sizes: Sizes) -> tuple[Declared, ...]:
         alone = Individually("the server divides every update by that client's own effort")

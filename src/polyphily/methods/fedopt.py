@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ MEAN, SQUARE = "mean/", "square/"
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
     """D = sum_i p_i (w_i - w); m and v follow D and D^2; w <- w + eta m / (sqrt(v) + tau)."""
+
+    labels_can_be_inputs: ClassVar[bool] = True
 
     rule: str = parameter(
         "adam", "how v follows D^2", choices=("adam", "yogi", "adagrad"), symbol="v"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyphily.core.method import register
 from polyphily.methods.fedavg import FedAvg
@@ -14,6 +15,7 @@ from polyphily.nn.backbones import Backbone
 class FedPer(FedAvg):
     """FedAvg over all parameters except those of the last layer, which are personal."""
 
+    labels_can_be_inputs: ClassVar[bool] = True
     evaluated = "personal"
 
     def shares(self, network: Backbone, parameter: str) -> bool:

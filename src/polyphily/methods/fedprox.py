@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from polyphily.methods.fedavg import FedAvg
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """L = CE + (mu/2) ||w - w_received||^2."""
+
+    labels_can_be_inputs: ClassVar[bool] = True
 
     mu: float = parameter(
         0.01, "weight of the proximal term", symbol="μ", search=Range(1e-3, 1.0, log=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyphily.core.method import Method, register
 
@@ -12,5 +13,6 @@ from polyphily.core.method import Method, register
 class LocalOnly(Method):
     """Each client trains its own model; nothing leaves a site."""
 
+    labels_can_be_inputs: ClassVar[bool] = True
     evaluated = "personal"
     selection = "client"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class Moon(FedAvg):
     model in training, of the received model and of the client's model after its last round. A
     client that has not trained yet has no z_p and uses CE alone.
     """
+
+    labels_can_be_inputs: ClassVar[bool] = True
 
     mu: float = parameter(
         1.0, "weight of the contrastive term", symbol="μ", search=Range(0.1, 10.0, log=True)

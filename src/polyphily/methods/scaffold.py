@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +39,8 @@ class Scaffold(FedAvg):
     to c_i - c + (w - w_i) / (tau_i lr), which is meant for plain SGD.
     """
 
+    labels_can_be_inputs: ClassVar[bool] = True
+
     option: str = parameter(
         "I", "how a client updates c_i", choices=("I", "II"), search=Choices("I", "II")
     )
@@ -63,8 +66,8 @@ class Scaffold(FedAvg):
         }
 
     def prepare_round(self, local: Local) -> Message:
-        if self.option == "II":
-            return {}
+        if self.option == "II" or local.constants:  # already computed, at the received model
+            return local.constants
         shared = {n: p for n, p in local.params.items() if CONTROL + n in local.memory}
         names, values = zip(*shared.items(), strict=True)
         loss = super().loss(local).sum()

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from polyphily.nn.stacked import StackedGraph
 
 
+ALL = "all"  # of Backbone.defaults: for data of every kind
+
+
 class Output(NamedTuple):
     """The output of a backbone for every node of a stacked graph."""
 
@@ -46,6 +49,7 @@ class Shape:
         heads: number of attention heads (gat).
         hops: number of propagation steps (gpr-gnn).
         norms_at_home: whether normalisations stay with their client, whatever a method shares.
+        readout: what a backbone with several `readouts` classifies from.
     """
 
     features: int
@@ -57,6 +61,7 @@ class Shape:
     heads: int = 4
     hops: int = 10
     norms_at_home: bool = False
+    readout: str = "last"
 
     def widths(self) -> list[tuple[int, int]]:
         """Return (inputs, outputs) of every layer."""
@@ -74,8 +79,15 @@ class Backbone(nn.Module, ABC):
             Otherwise training on samples is refused.
         weighted_edges: whether the graph is read through its operators only (`gcn`, `random_walk`,
             `mean`, `attention`), so that weights on edges take effect.
+        keeps_features: whether something is computed from the features once and kept. Otherwise
+            they are read through `graph.x` in every pass, and labels can be among them.
+        headless: whether the output is no free logits (but logarithms of probabilities, say), so
+            that no `LinearHead` can follow.
+        readouts: what it can classify from (`Shape.readout`): the "last" layer, or also "jump",
+            all of them.
         defaults: settings that serve this backbone better than the usual ones, by kind of data
-            ("homophilic", "heterophilic", …); see `polyphily.core.recipes.Recipe`.
+            ("homophilic", "heterophilic", …), or for data of "all" kinds, where those of the kind
+            take precedence; see `polyphily.core.recipes.Recipe`.
         shape: the size of the network.
     """
 
@@ -83,6 +95,9 @@ class Backbone(nn.Module, ABC):
     citation: ClassVar[str] = ""
     local_reach: ClassVar[bool] = True
     weighted_edges: ClassVar[bool] = True
+    keeps_features: ClassVar[bool] = False
+    headless: ClassVar[bool] = False
+    readouts: ClassVar[tuple[str, ...]] = ("last",)
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, shape: Shape) -> None:
@@ -139,7 +154,12 @@ class Backbone(nn.Module, ABC):
 BACKBONES: Registry[type[Backbone]] = Registry(
     "backbone",
     "backbones",
-    modules=("polyphily.nn.unifilter", "polyphily.nn.disengcn", "polyphily.nn.residual"),
+    modules=(
+        "polyphily.nn.unifilter",
+        "polyphily.nn.disengcn",
+        "polyphily.nn.residual",
+        "polyphily.nn.choir",
+    ),
 )
 B = TypeVar("B", bound=type[Backbone])
 

@@ -8,21 +8,34 @@ then a last normalisation and a linear classifier follow. `layers` is the number
 a path for the node's own features beside GCN and GAT, which average them with those of neighbours.
 GraphSAGE and ACM have such a path already. The bias is that of the convolution.
 
+With the readout "jump" the classifier reads all levels h_0, …, h_layers, the input of the first
+block and the output of each, in place of the last one alone:
+
+    z = sum_l s_l LayerNorm(h_l),   s = softmax(a).
+
+The logits a are parameters, zero at first, so that all levels begin with the same weight. One scale
+and shift of the normalisation serve all levels: as the weights sum to one, z is the same as with
+levels normalised without parameters, scaled and shifted once.
+
 Normalising the input of a residual block follows Platonov et al. 2023, the linear path inside it
 Luo et al. 2024. The former have a perceptron of two layers behind each convolution. The latter
-normalise behind the convolution and do not add the input itself.
+normalise behind the convolution and do not add the input itself. Networks that classify from all
+layers are those of Xu et al. 2018, who join, pool or attend to them. Softmax weights of normalised
+layers, the same for all nodes, follow Peters et al. 2018.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from polyphily.errors import UserError
 from polyphily.nn.backbones import Backbone, Output, Shape, register_backbone
 from polyphily.nn.draws import Draws
-from polyphily.nn.layers import ACMConv, GATConv, GCNConv, LayerNorm, Linear, SAGEConv
+from polyphily.nn.layers import ACMConv, GATConv, GCNConv, LayerNorm, Linear, SAGEConv, zeros
 from polyphily.nn.stacked import StackedGraph
 
 CITATION = "after Platonov et al., ICLR 2023, and Luo et al., NeurIPS 2024"
@@ -52,13 +65,16 @@ class Block(nn.Module):
 class Residual(Backbone):
     """A linear input, `layers` residual blocks, a normalisation and a linear classifier.
 
-    The embedding is the output of the last normalisation, which is the classifier's input.
+    The embedding is the output of the last normalisation, or with the readout "jump" the weighted
+    sum of the normalised levels. It is the classifier's input.
 
     Attributes:
         own_path: whether a block has a linear path beside its convolution.
     """
 
     own_path = False
+    readouts = ("last", "jump")
+    defaults: ClassVar = {"all": {"layers": 5}}
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -69,6 +85,7 @@ class Residual(Backbone):
             for _ in range(shape.layers)
         )
         self.norm = LayerNorm(width)
+        self.jump = zeros(shape.layers + 1) if shape.readout == "jump" else None
         self.head = Linear(width, shape.classes)
 
     @abstractmethod
@@ -81,10 +98,24 @@ class Residual(Backbone):
 
     def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
         h = self.input(self.drop_input(graph, draws), graph)
+        levels = [h]
         for block in self.blocks:
             h = h + self.drop(block(h, graph), graph, draws)
-        embedding = self.norm(h, graph)
+            levels = [h] if self.jump is None else [*levels, h]  # what the readout needs
+        embedding = self._read(levels, graph)
         return Output(self.head(embedding, graph), embedding)
+
+    def _read(self, levels: Sequence[Tensor], graph: StackedGraph) -> Tensor:
+        """Return the last level normalised, or the weighted sum of all levels normalised."""
+        found: Tensor
+        found, *others = (self.norm(h, graph) for h in levels)
+        if self.jump is None:
+            return found
+        weights = graph.segments.expand(self.jump.softmax(dim=1))
+        found = weights[:, :1] * found
+        for level, z in enumerate(others, start=1):
+            found = found + weights[:, level : level + 1] * z
+        return found
 
     def is_classifier(self, parameter: str) -> bool:
         return parameter.startswith("head.")

@@ -56,6 +56,7 @@ class UniFilter(Backbone):
     """
 
     local_reach = False
+    keeps_features = True
     weighted_edges = False
 
     def __init__(

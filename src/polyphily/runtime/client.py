@@ -48,6 +48,7 @@ def cohort_of(
         dtype=getattr(torch, settings.dtype),
         mixed=settings.precision == MIXED,
         sampling=Sampling.of(settings),
+        label_inputs=settings.label_inputs,
     )
 
 
@@ -218,7 +219,7 @@ class Clients:
             local.memory |= {n: t.clone() for n, t in memory.items() if n.startswith(PREFIX)}
         else:
             local.memory |= initial_state(optimizer, local.params)
-        if cohort.sampling is None:
+        if not cohort.changes:
             local.constants = method.prepare_round(local)
         method.train(local)
         with torch.no_grad():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from polyphily.core.messages import Message
-from polyphily.core.method import Method
+from polyphily.core.method import METHODS, Method
 from polyphily.core.optimizers import OptimizerSpec
 from polyphily.core.recipes import fill
 from polyphily.core.settings import HOME, Settings
@@ -50,13 +50,24 @@ def complete(
 def build_network(
     method: Method, settings: Settings, features: int, classes: int, seed: int
 ) -> Backbone:
-    """Build the network with its initial parameters: the same for a seed at every party."""
+    """Build the network with its initial parameters: the same for a seed at every party.
+
+    Args:
+        method: what will be trained.
+        settings: with every setting filled in.
+        features: the number of features of a node.
+        classes: the number of classes.
+        seed: the federation's.
+    """
     assert settings.backbone is not None
     assert settings.hidden is not None
+    assert settings.layers is not None
     assert settings.dropout is not None
     assert settings.input_dropout is not None
+    if settings.label_inputs:
+        _check_label_inputs(method, settings)
     shape = Shape(
-        features=features,
+        features=features + (classes if settings.label_inputs else 0),
         classes=classes,
         hidden=settings.hidden,
         layers=settings.layers,
@@ -65,10 +76,12 @@ def build_network(
         heads=settings.heads,
         hops=settings.hops,
         norms_at_home=settings.norms == HOME,
+        readout=settings.readout,
     )
     network = method.build(settings.backbone, shape, derive(seed, "initial parameters"))
     if shape.norms_at_home:
         _check_norms(method, network, settings.backbone)
+    _check_readout(method, network, settings)
     return network.to(dtype=getattr(torch, settings.dtype))
 
 
@@ -84,6 +97,40 @@ def _check_norms(method: Method, network: Backbone, backbone: str) -> None:
         raise UserError(f"--norms home: {method.name} needs whole models: {reason}")
     if not any(method.shares(network, name) for name in norms):
         raise UserError(f"--norms home: {method.name} does not share normalisations anyway")
+
+
+def _check_readout(method: Method, network: Backbone, settings: Settings) -> None:
+    """Check that the network, or one within it, has the readout."""
+    parts = [part for part in network.modules() if isinstance(part, Backbone)]
+    if any(settings.readout in part.readouts for part in parts):
+        return
+    able = [name for name, cls in BACKBONES.items() if settings.readout in cls.readouts]
+    if settings.backbone in able:
+        raise UserError(
+            f"--readout {settings.readout}: {method.name} has a network of its own, without it"
+        )
+    raise UserError(
+        f"--readout {settings.readout}: {settings.backbone} has no such readout; "
+        f"use {', '.join(able[:-1])} or {able[-1]}"
+    )
+
+
+def _check_label_inputs(method: Method, settings: Settings) -> None:
+    """Check that labels can be inputs of the network."""
+    assert settings.backbone is not None
+    if not vars(type(method)).get("labels_can_be_inputs"):
+        able = [name for name, cls in METHODS.items() if vars(cls).get("labels_can_be_inputs")]
+        raise UserError(
+            f"--label-inputs: {method.name} uses features or labels in a way of its own. "
+            f"It is for: {', '.join(able)}"
+        )
+    if BACKBONES.find(settings.backbone).keeps_features:
+        raise UserError(
+            f"--label-inputs: {settings.backbone} computes from the features once, but every step "
+            "hides other labels; use another --backbone"
+        )
+    if settings.fanouts() is not None or settings.batch:
+        raise UserError("--label-inputs cannot be combined with --sample or --batch yet")
 
 
 def initial_parameters(network: Backbone) -> Message:

@@ -69,6 +69,7 @@ class Row:
         method: the name of a method.
         backbone: the name of a backbone; None if the method has a network of its own.
         set: hyperparameters that differ from the defaults.
+        settings: settings of this row alone.
     """
 
     role: str
@@ -76,11 +77,13 @@ class Row:
     method: str
     backbone: str | None
     set: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """The identity of the row; rows of two studies with the same key have the same results."""
-        options = ",".join(f"{k}={v}" for k, v in sorted(self.set.items()))
+        chosen = sorted({**self.set, **self.settings}.items())
+        options = ",".join(f"{k}={v}" for k, v in chosen)
         return f"{self.method}[{options}]/{self.backbone or 'own'}"
 
 

@@ -230,6 +230,10 @@ def page(folder: Path, chosen: Sequence[Study] | None = None) -> str:
     wanted = list(chosen or studies().values())
     parts = [_INTRODUCTION, _summary(wanted, folder)]
     parts += [_section(study, folder) for study in wanted]
+    if chosen is None:
+        from polyphily.studies import contest  # which builds on this module
+
+        parts += filter(None, [contest.section(folder)])
     return "\n\n".join(parts) + "\n"
 
 
@@ -282,7 +286,7 @@ def _summary(wanted: Sequence[Study], folder: Path) -> str:
                 )
     if len(rows) == 1:
         return "No study has run yet."
-    return "## Against FedAvg on the same backbone\n\n" + _grid(rows)
+    return "## Against FedAvg on the same backbone\n\n" + grid(rows)
 
 
 def _views(study: Study) -> tuple[str, ...]:
@@ -347,19 +351,19 @@ def _table(study: Study, folder: Path, view: str) -> str:
                 _published(study, cell, study.method),
                 _with_backbone(best(found, study, [LOCAL])),
                 _with_backbone(best(found, study, [FEDAVG, BASELINE])),
-                _text(of_role(found, study, BASELINE)),
-                _text(of_role(found, study, PAPER_FORM)),
-                _text(of_role(found, study, METHOD)),
-                _text(compare(found, study, PAPER_FORM)),
-                _text(compare(found, study)),
-                _text(compare(found, study, against=(FEDAVG, BASELINE))),
-                *(_text(found.get(row.key)) for row in ablations),
+                text_of(of_role(found, study, BASELINE)),
+                text_of(of_role(found, study, PAPER_FORM)),
+                text_of(of_role(found, study, METHOD)),
+                text_of(compare(found, study, PAPER_FORM)),
+                text_of(compare(found, study)),
+                text_of(compare(found, study, against=(FEDAVG, BASELINE))),
+                *(text_of(found.get(row.key)) for row in ablations),
             ]
         )
-    return _grid(rows) if len(rows) > 1 else ""
+    return grid(rows) if len(rows) > 1 else ""
 
 
-def _text(found: Outcome | Comparison | None) -> str:
+def text_of(found: Outcome | Comparison | None) -> str:
     return "–" if found is None else str(found)
 
 
@@ -380,7 +384,7 @@ def _published(study: Study, cell: Cell, method: str) -> str:
     return "–"
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
+def grid(rows: Sequence[Sequence[str]]) -> str:
     head, *body = rows
     rule = ["---"] + ["---:"] * (len(head) - 1)
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *body])

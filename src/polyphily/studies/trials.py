@@ -69,7 +69,8 @@ def run_cell(
             return
         began = time.perf_counter()
         try:
-            scores, cohort = try_row(study, cell, row, federations, device, cohort)
+            scores, used = try_row(study, cell, row, federations, device, cohort)
+            cohort = cohort if row.settings else used
         except PolyphilyError as error:
             report(f"{cell.title}: {row.label}: {error}")
             continue
@@ -109,7 +110,12 @@ def request(study: Study, cell: Cell, row: Row) -> dict[str, Any]:
                 "method": row.method,
                 "backbone": row.backbone,
                 "set": asdict(create(row.method, dict(row.set))),
-                "settings": {**study.settings, **cell.settings, "metric": cell.metric},
+                "settings": {
+                    **study.settings,
+                    **cell.settings,
+                    **row.settings,
+                    "metric": cell.metric,
+                },
                 "split": cell.split,
                 **({} if cell.normalize == "none" else {"normalize": cell.normalize}),
                 "seeds": study.seeds,
@@ -152,7 +158,8 @@ def try_row(
         `val`, `test` and `test_client_mean`, and the best round as `round`: a list of trials, each
         a list of seeds.
     """
-    settings = {**study.settings, **cell.settings, "device": device, "metric": cell.metric}
+    chosen = {**study.settings, **cell.settings, **row.settings}
+    settings = {**chosen, "device": device, "metric": cell.metric}
     if row.backbone is not None:
         settings["backbone"] = row.backbone
     trials, execution = side_by_side(
@@ -160,7 +167,7 @@ def try_row(
         federations,
         from_mapping(settings),
         study.rates,
-        cohort,
+        cohort if not row.settings else None,  # they may change what a cohort holds
     )
     scores: dict[str, Any] = {}
     for view in VIEWS:

@@ -290,7 +290,7 @@ def _trains_on_samples(case: MethodCase) -> None:
     backbone = case.backbone or usual_backbone(case.method)
     chosen = backbone if backbone in near else near[0]
     try:
-        _train_well(case, case.simulate(0, backbone=chosen, sample="3,3", batch=4))
+        _train_well(case, case.simulate(0, backbone=chosen, layers=2, sample="3,3", batch=4))
     except Exception as error:
         words = " ".join(str(error).split())
         raise case.fail(

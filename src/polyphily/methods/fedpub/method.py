@@ -146,7 +146,11 @@ class FedPub(Mixing):
     # The network -----------------------------------------------------------------------------
 
     def supported_backbones(self) -> Sequence[str]:
-        return tuple(name for name, backbone in BACKBONES.items() if backbone.weighted_edges)
+        return tuple(
+            name
+            for name, backbone in BACKBONES.items()
+            if backbone.weighted_edges and not (self.head == "linear" and backbone.headless)
+        )
 
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
         if backbone not in self.supported_backbones():

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from polyphily.core.cohort import Cohort, TrainingGraph
+from polyphily.core.labels import draw_hidden
 from polyphily.core.local import Local
 from polyphily.core.messages import (
     Declared,
@@ -246,14 +247,9 @@ class FedSPA(FedAvg):
 
         These are a given share of each client's train nodes, and at least one.
         """
-        segments = cohort.train_segments
-        lots = draws.uniform(1, segments.pointers).squeeze(1)
-        order = (lots + segments.owner).argsort()  # client by client, as the nodes are
-        shares = (max(1, round(self.hidden_share * size)) for size in segments.sizes)
-        quota = cohort.constant(tuple(shares)).long()[segments.owner]
-        starts = segments.starts[:-1].long()[segments.owner]
-        rank = torch.arange(len(order), device=order.device) - starts
-        return torch.empty_like(quota, dtype=torch.bool).index_put((order,), rank < quota)
+        hidden = draw_hidden(cohort, draws, self.hidden_share)
+        none = torch.zeros(len(cohort.train_nodes), dtype=torch.bool, device=hidden.device)
+        return none.index_fill(0, hidden, True)
 
     def correct_gradients(self, local: Local, grads: Message) -> Message:
         if local.optimizer.kind != "sgd":  # Adam divides the factor out again

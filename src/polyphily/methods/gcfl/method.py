@@ -48,6 +48,7 @@ class GCFL(FedAvg):
     is the mean of its own members' models.
     """
 
+    labels_can_be_inputs: ClassVar[bool] = True
     evaluated = "global"  # the model of its cluster, as the server sends it
     left_open: ClassVar[Sequence[str]] = (
         "The method is written for graph classification; here a client's graph is a graph of nodes "

@@ -42,6 +42,7 @@ class GCFLPlus(GCFL):
     begin anew.
     """
 
+    labels_can_be_inputs: ClassVar[bool] = True
     left_open: ClassVar[Sequence[str]] = (
         *GCFL.left_open,
         "The authors' code runs the method once with the norms of gradients and once with the "

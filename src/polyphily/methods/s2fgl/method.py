@@ -175,6 +175,10 @@ class S2FGL(FedAvg):
 
     # The network -----------------------------------------------------------------------------
 
+    def supported_backbones(self) -> Sequence[str]:
+        known = backbones.BACKBONES.items()
+        return tuple(n for n, cls in known if not (self.head == "linear" and cls.headless))
+
     def build(self, backbone: str, shape: Shape, seed: int) -> Backbone:
         return backbones.build(backbone, shape, seed, linear_head=self.head == "linear")
 
