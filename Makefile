@@ -1,4 +1,4 @@
-# make install   .venv with polyphily and everything it uses
+# make install   .venv with polyphily and the extra all: partitions, files, figures, Flower, privacy
 # make demo      install, then train on ten synthetic clients
 # make test      install the test tools, then the whole test suite
 # make test-deploy   the tests with a server and sites as processes, several minutes

@@ -21,6 +21,7 @@ from polyphily.testing.examples import (
     random_masks,
     random_parameters,
     split_by_client,
+    with_edge_attributes,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "random_masks",
     "random_parameters",
     "split_by_client",
+    "with_edge_attributes",
     "with_features",
 ]
 

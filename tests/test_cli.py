@@ -114,6 +114,13 @@ def test_polyphony_is_run_unless_another_method_is_named(cli: Cli, tmp_path: Pat
     assert {"local", "fedavg", "polyphony"} <= names
 
 
+def test_words_are_taken_in_any_case(cli: Cli) -> None:
+    words = ["--optimizer", "Adam", "--engine", "Stacked", "--device", "CPU", "--dp", "OFF"]
+    words += ["--normalize", "Row", "--metric", "F1_Macro", "--memory", "Auto", "--backbone", "GCN"]
+    summary = cli("run", "FedAvg", *QUICK, *words, "--json", "--no-report").json()
+    assert (summary["backbone"], summary["selection"]["metric"]) == ("gcn", "f1_macro")
+
+
 # Users' mistakes -------------------------------------------------------------------------------
 
 
@@ -138,6 +145,7 @@ MISTAKES = {
     "same seeds": (["run", "fedavg", *QUICK, "--seeds", "1,1"], ["different"]),
     "seeds twice": (["run", "fedavg", *QUICK, "--seeds", "0-2,1"], ["different"]),
     "a range to nowhere": (["run", "fedavg", *QUICK, "--seeds", "0-x"], ["0,1,2 or 0-4"]),
+    "an empty range": (["run", "fedavg", *QUICK, "--seeds", "5-2"], ["smaller number first"]),
     "a negative seed": (["run", "fedavg", *QUICK, "--seeds", "-1"], ["0 or more"]),
     "normalize": (["run", "fedavg", *QUICK, "--normalize", "rows"], ["'row'?"]),
     "no config": (["run", "fedavg", "--config", "no.toml"], ["no configuration file no.toml"]),
@@ -148,6 +156,14 @@ MISTAKES = {
     "compare": (["compare", "fedavg", "fedavgg", *QUICK], ["'fedavg'?"]),
     "twice": (["compare", "fedavg", "FedAvg", *QUICK], ["named twice"]),
     "show": (["methods", "show", "fedavgg"], ["'fedavg'?"]),
+    "dp": (["run", "fedavg", *QUICK, "--dp", "8"], ["write epsilon=8"]),
+    "noise": (["run", "fedavg", *QUICK, "--noise", "0.1"], ["write edges=0.1"]),
+    "own graphs": (["run", "fedavg", "--dataset", "sitess"], ["give the path: ./sitess"]),
+    "page": (["report", "r", "--out", "x.tex"], ["--out x.tex: the file must end in .html"]),
+    "figure": (["plot", "ablation", "r", "--out", "x.doc"], [".pdf, .svg or .png"]),
+    "table": (["compare", "fedavg", "--write", "x.doc", *QUICK], [".md, .csv or .tex"]),
+    "study": (["study", "--no-run", "--write", "x.tex"], ["must end in .md"]),
+    "bench": (["bench", "--write", "x.pdf"], ["must end in .md"]),
     "demo": (["demo", "--rounds", "0"], ["rounds: 0 is out of bounds"]),
 }
 
@@ -275,7 +291,7 @@ def test_a_failure_of_ours_is_told_without_a_traceback_unless_asked_for(
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("no more [bold]luck[/bold]")
 
-    monkeypatch.setattr("polyphily.graphs.loading.load", broken)
+    monkeypatch.setattr("polyphily.graphs.prepared.load_seeds", broken)
     answer = cli("run", "fedavg", *QUICK)
     assert_refused(answer, "ZeroDivisionError: no more [bold]luck[/bold]", status=1)
     assert "POLYPHILY_DEBUG=1" in answer.err
@@ -290,7 +306,7 @@ def test_where_memory_runs_out_the_answer_says_what_needs_less(
     def greedy(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …")
 
-    monkeypatch.setattr("polyphily.graphs.loading.load", greedy)
+    monkeypatch.setattr("polyphily.graphs.prepared.load_seeds", greedy)
     answer = cli("run", "fedavg", *QUICK)
     assert_refused(answer, "no memory left. CUDA out of memory.", status=1)
     assert "--memory" in answer.err
@@ -414,7 +430,7 @@ def test_metrics_tells_what_they_need_and_whether_they_select(cli: Cli) -> None:
     with METRICS.restored():
         register_metric("theirs", title="Their own", selects=False)(METRICS["accuracy"].function)
         rows = {row["name"]: row for row in json.loads(cli("metrics", "--json").out)}
-        assert (rows["auc"]["classes"], rows["auc"]["selects"]) == (2, True)
+        assert (rows["auc"]["classes"], rows["auc"]["selects"]) == (None, True)
         assert rows["theirs"] == {
             "name": "theirs",
             "title": "Their own",
@@ -424,7 +440,6 @@ def test_metrics_tells_what_they_need_and_whether_they_select(cli: Cli) -> None:
         }
         lines = cli("metrics").out.splitlines()
     row = next(line for line in lines if line.startswith("theirs "))
-    assert row.split()[:3] == ["theirs", "Their", "own"]
     assert row.split()[-2:] == ["any", "no"]
 
 
@@ -502,12 +517,13 @@ def test_datasets_tells_which_files_are_there(
 ) -> None:
     monkeypatch.setenv("POLYPHILY_DATA", str(tmp_path / "data"))
     rows = {row["name"]: row for row in json.loads(cli("datasets", "--json").out)}
-    assert [name for name, row in rows.items() if row["present"]] == ["csbm"]
+    assert [name for name, row in rows.items() if row["present"]] == ["csbm", "payments"]
     for file in DATASETS["amazon-photo"].parts[""].files:
         (tmp_path / "data" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / file).touch()
     rows = {row["name"]: row for row in json.loads(cli("datasets", "--json").out)}
-    assert [name for name, row in rows.items() if row["present"]] == ["amazon-photo", "csbm"]
+    present = ["amazon-photo", "csbm", "payments"]
+    assert [name for name, row in rows.items() if row["present"]] == present
     assert rows["cora"]["nodes"] == 2708
     assert str(tmp_path / "data") in cli("datasets").out
 
@@ -665,3 +681,33 @@ def test_seeds_may_be_a_range() -> None:
     from polyphily.cli.options import gather
 
     assert gather(None, {"seeds": "0-2,5"}, [], None).seeds == [0, 1, 2, 5]
+
+
+# Rare classes ----------------------------------------------------------------------------------
+
+RARE = ["--dataset", "csbm:nodes=300,features=6,positives=0.05", "--clients", "2", "--rounds", "2"]
+
+
+def test_a_rare_class_is_scored_by_auprc_beside_its_baseline(cli: Cli, tmp_path: Path) -> None:
+    more = ["--hidden", "8", "--no-report", "--out", str(tmp_path / "run")]
+    answer = cli("run", "fedavg", *RARE, *more)
+    assert answer.status == 0
+    assert answer.out.index("auprc in %") < answer.out.index("accuracy in %")
+    words = " ".join(answer.out.split())
+    assert "majority" in words
+    assert answer.out.count("random") == 1
+    assert "'+1' has 5.0 % of the train labels: the best round is chosen by auprc" in words
+    assert "Chosen on the validation nodes of all clients: temperature" in words
+
+
+def test_metrics_and_rules_are_taken_as_users_write_them(cli: Cli, tmp_path: Path) -> None:
+    more = ["--hidden", "8", "--no-report", "--json", "--out", str(tmp_path / "run")]
+    asked = ["--metric", "recall@precision=0.5", "--threshold-rule", "precision=0.5"]
+    chosen = ["--class-weights", "balanced", "--loss", "focal=1", "--positive", "-1"]
+    answer = cli("run", "fedavg", *RARE, *more, *asked, *chosen)
+    assert answer.status == 0
+    summary = json.loads(answer.out)
+    assert summary["selection"]["metric"] == "recall_at_precision_0.5"
+    assert summary["decision"]["pooled"]["positive"] == "-1"
+    assert cli("run", "fedavg", *RARE, *more, "--threshold-rule", "often").status == 2
+    assert cli("run", "fedavg", *RARE, *more, "--positive", "fraud").status == 2

@@ -25,7 +25,7 @@ NAMES = {
     "backbones": "appnp",
     "partitions": "degree",
     "datasets": "dc-sbm",
-    "metrics": "balanced_accuracy",
+    "metrics": "worst_recall",
 }
 BROKEN = {
     "pyproject.toml": """
@@ -160,7 +160,7 @@ def test_the_command_of_the_page_runs(environment: Environment, tmp_path: Path) 
     for name in NAMES.values():
         assert name in words
     config = (tmp_path / "here" / "config.toml").read_text(encoding="utf-8")
-    for name in ("fedavgm", "appnp", "dc-sbm", "degree", "balanced_accuracy"):
+    for name in ("fedavgm", "appnp", "dc-sbm", "degree", "worst_recall"):
         assert name in config
 
 
@@ -168,7 +168,7 @@ def test_the_checks_pass(environment: Environment, tmp_path: Path) -> None:
     (methods,) = python_without_file()
     others = """
 from polyphily_appnp import APPNP
-from polyphily_balanced import balanced_accuracy
+from polyphily_worst import worst_recall
 from polyphily_dcsbm import read
 from polyphily_degree import by_degree
 from polyphily import testing
@@ -177,7 +177,7 @@ testing.check_partition(by_degree)
 testing.check_partition("degree", mixed=0.3)
 testing.check_dataset("dc-sbm")
 testing.check_dataset(read)
-testing.check_metric(balanced_accuracy)
+testing.check_metric(worst_recall)
 print("all passed")
 """
     assert "all passed" in environment.output(["python", "-c", methods + others], tmp_path)

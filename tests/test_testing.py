@@ -665,6 +665,16 @@ class FarReach(Plain):
         return Output(logits, logits)
 
 
+class ReachesLess(FarReach):
+    """Says itself how far it reaches, and is wrong."""
+
+    local_reach = False
+
+    @property
+    def reach(self) -> int:
+        return self.shape.layers
+
+
 class ReadsEdges(Plain):
     """Reads the edges themselves."""
 
@@ -686,6 +696,7 @@ class ReadsEdges(Plain):
         (DenseOnly, "sparse-equals-dense-features", "DenseOnly.forward: sparse features give"),
         (ByDegree, "a-client-without-edges", "ByDegree.forward: .* without edges is not finite"),
         (FarReach, "local-reach", "FarReach.local_reach: .* Set `local_reach = False`"),
+        (ReachesLess, "local-reach", "ReachesLess.reach: .* Correct `reach`"),
         (ReadsEdges, "weighted-edges", "ReadsEdges.weighted_edges: edges of weight 0 change"),
     ],
 )

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from polyphily.errors import PolyphilyError, TrainingError, UserError
     from polyphily.experiments.comparing import Comparison, compare
     from polyphily.experiments.sweeping import Sweep, sweep
+    from polyphily.graphs.conversion import graph
     from polyphily.graphs.graph import Graph, Masks
     from polyphily.graphs.loading import Federation, load
+    from polyphily.runs.export import export
+    from polyphily.runs.models import SavedModel
+    from polyphily.runs.opened import Run, load_model, open_run
     from polyphily.runs.run import Result, run
     from polyphily.runs.searching import tune
     from polyphily.runs.trials import Searched
@@ -35,13 +39,19 @@ _HOMES = {
     "Method": "polyphily.core.method",
     "PolyphilyError": "polyphily.errors",
     "Result": "polyphily.runs.run",
+    "Run": "polyphily.runs.opened",
+    "SavedModel": "polyphily.runs.models",
     "Searched": "polyphily.runs.trials",
     "Settings": "polyphily.core.settings",
     "Sweep": "polyphily.experiments.sweeping",
     "TrainingError": "polyphily.errors",
     "UserError": "polyphily.errors",
     "compare": "polyphily.experiments.comparing",
+    "export": "polyphily.runs.export",
+    "graph": "polyphily.graphs.conversion",
     "load": "polyphily.graphs.loading",
+    "load_model": "polyphily.runs.opened",
+    "open_run": "polyphily.runs.opened",
     "register": "polyphily.core.method",
     "run": "polyphily.runs.run",
     "sweep": "polyphily.experiments.sweeping",
@@ -56,13 +66,19 @@ __all__ = [
     "Method",
     "PolyphilyError",
     "Result",
+    "Run",
+    "SavedModel",
     "Searched",
     "Settings",
     "Sweep",
     "TrainingError",
     "UserError",
     "compare",
+    "export",
+    "graph",
     "load",
+    "load_model",
+    "open_run",
     "register",
     "run",
     "sweep",

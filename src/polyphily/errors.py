@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 
 class PolyphilyError(Exception):
@@ -16,6 +17,71 @@ class UserError(PolyphilyError):
     """A problem that the user can fix: a wrong name, a damaged file, an impossible request."""
 
     exit_status = 2
+
+
+class Faults(NamedTuple):
+    """The faults of one file.
+
+    Attributes:
+        place: the file, for messages; empty if a fault names no file.
+        messages: the first faults, in the order of the file.
+        total: the number of all faults.
+    """
+
+    place: str
+    messages: tuple[str, ...]
+    total: int
+
+
+class FileFaults(UserError):
+    """Several faults in the files of a user, listed together.
+
+    Attributes:
+        files: the faults of each file.
+        faults: the messages of all files.
+        count: the number of all faults, which may be more than the messages.
+    """
+
+    SHOWN = 20
+
+    def __init__(self, files: Sequence[Faults]) -> None:
+        self.files = tuple(files)
+        self.faults = tuple(message for file in files for message in file.messages)
+        self.count = sum(file.total for file in files)
+        super().__init__(self._text())
+
+    @classmethod
+    def merged(cls, errors: Iterable[UserError]) -> FileFaults:
+        """Return one error with the faults of several. Those that occur twice are listed once."""
+        files: list[Faults] = []
+        for error in errors:
+            if isinstance(error, FileFaults):
+                files += error.files
+            else:
+                files.append(Faults("", (str(error),), 1))
+        return cls(list(dict.fromkeys(files)))
+
+    def _text(self) -> str:
+        if self.count == 1 and self.faults:
+            return self.faults[0]
+        lines = [f"{self.count:,} faults:"]
+        for file, share in zip(self.files, self._shares(), strict=True):
+            lines += file.messages[:share]
+            if file.total > share:
+                place = f" in {file.place}" if file.place else ""
+                lines.append(f"and {file.total - share:,} more{place}")
+        return "\n  ".join(lines)
+
+    def _shares(self) -> list[int]:
+        """Return how many faults of each file are shown, so that every file shows some."""
+        shares = [0] * len(self.files)
+        left = max(self.SHOWN, len(self.files))
+        while left and any(n < len(f.messages) for n, f in zip(shares, self.files, strict=True)):
+            for i, file in enumerate(self.files):
+                if left and shares[i] < len(file.messages):
+                    shares[i] += 1
+                    left -= 1
+        return shares
 
 
 class TrainingError(PolyphilyError):

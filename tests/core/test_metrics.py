@@ -1,4 +1,4 @@
-"""Scores of all clients at once against scikit-learn's, client by client."""
+"""Scores of all clients at once against scikit-learn's and torchmetrics', client by client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    recall_score,
+    roc_auc_score,
+)
 from torch import Tensor
+from torchmetrics.functional.classification import (
+    binary_average_precision,
+    binary_recall_at_fixed_precision,
+    multiclass_auroc,
+    multiclass_average_precision,
+)
 
 from builders import CPU, mask_at, random_graphs
 from polyphily.core.metrics import (
@@ -19,12 +31,14 @@ from polyphily.core.metrics import (
     SPLITS,
     Evaluator,
     Predictions,
+    align_scores,
     auc,
     check_metric,
-    check_score_axis,
     describe,
     from_confusion,
+    positive_index,
     register_metric,
+    score_axis,
 )
 from polyphily.errors import UserError
 from polyphily.graphs.graph import UNLABELLED, Graph, Masks
@@ -42,39 +56,64 @@ def coarse_logits(nodes: int, classes: int, seed: int) -> Tensor:
     return torch.from_numpy(logits)
 
 
-def expected_scores(graph: Graph, logits: Tensor, split: str, classes: int) -> list[float]:
+def expected_scores(
+    graph: Graph, logits: Tensor, split: str, classes: int, positive: int = 1
+) -> list[float]:
     nodes = np.flatnonzero(getattr(graph.masks, split) & (graph.labels != UNLABELLED))
     if not len(nodes):
         return [math.nan] * len(METRICS)
     true, scores = graph.labels[nodes], logits.numpy()[nodes]
-    predicted = scores.argmax(axis=1)
-    area = math.nan
-    if classes == 2 and len(set(true)) == 2:
-        area = roc_auc_score(true, scores[:, 1] - scores[:, 0])
+    predicted, hit = scores.argmax(axis=1), graph.labels[nodes] == positive
+    macro = f1_score(true, predicted, average="macro")
+    area = precision = recall = math.nan
+    single = macro if classes > 2 else math.nan
+    if classes == 2:
+        score = scores[:, positive] - scores[:, 1 - positive]
+        if hit.any():
+            precision = average_precision_score(hit, score)
+            recall = largest_recall(hit, score, 0.9)
+            single = f1_score(true, predicted, pos_label=positive)
+        if hit.any() and not hit.all():
+            area = roc_auc_score(hit, score)
+    present = np.unique(true)
     return [
         accuracy_score(true, predicted),
-        f1_score(true, predicted, average="macro"),
+        macro,
         f1_score(true, predicted, average="weighted"),
         area,
+        precision,
+        single,
+        recall_score(true, predicted, average="macro", labels=present),
+        recall,
     ]
 
 
+def largest_recall(hit: np.ndarray, score: np.ndarray, precision: float) -> float:
+    """By trying every threshold."""
+    found = [0.0]
+    for threshold in set(score.tolist()):
+        above = score >= threshold
+        if hit[above].mean() >= precision:
+            found.append(hit[above].sum() / hit.sum())
+    return max(found)
+
+
 @MANY
-@given(sizes, st.integers(2, 5), seeds, st.sampled_from([0.0, 0.4]))
+@given(sizes, st.integers(2, 5), seeds, st.sampled_from([0.0, 0.4]), st.integers(0, 1))
 def test_scores_are_scikit_learns_for_every_client(
-    sizes: list[int], classes: int, seed: int, unlabelled: float
+    sizes: list[int], classes: int, seed: int, unlabelled: float, positive: int
 ) -> None:
     graphs = random_graphs([*sizes, 20], seed=seed, classes=classes, unlabelled=unlabelled)
     starts = np.cumsum([0, *[graph.num_nodes for graph in graphs]])
     logits = coarse_logits(starts[-1], classes, seed)
-    evaluator = Evaluator(graphs, classes, CPU)
+    evaluator = Evaluator(graphs, classes, CPU, positive=positive)
     assume(evaluator.counts.any(axis=0).all())  # see test_no_client_with_validation_nodes
     found = evaluator.scores(logits)
     assert found.shape == (len(graphs), len(SPLITS), len(METRICS))
     for k, graph in enumerate(graphs):
         own = logits[starts[k] : starts[k + 1]]
         for s, split in enumerate(SPLITS):
-            wanted = expected_scores(graph, own, split, classes)
+            wanted = expected_scores(graph, own, split, classes, positive)
             np.testing.assert_allclose(found[k, s], wanted, rtol=1e-12, err_msg=f"{k} {split}")
 
 
@@ -136,16 +175,162 @@ def test_no_client_with_validation_nodes(classes: int) -> None:
     assert not scores[:, 1, :3].isnan().any()
 
 
-def test_the_area_is_only_for_two_classes() -> None:
+RANKING = ["auc", "auprc", "recall_at_precision_0.9"]
+
+
+def test_many_classes_are_ranked_only_if_such_a_metric_selects() -> None:
     graphs = random_graphs([20, 20], classes=3)
-    scores = Evaluator(graphs, 3, CPU).scores(coarse_logits(40, 3, 0))
-    assert scores[:, :, METRICS.index("auc")].isnan().all()
+    logits = coarse_logits(40, 3, 0)
+    columns = [METRICS.index(name) for name in RANKING]
+    assert [METRICS[name].ranks for name in METRICS] == [name in RANKING for name in METRICS]
+    assert Evaluator(graphs, 3, CPU).scores(logits)[:, :, columns].isnan().all()
+    for metric in RANKING:
+        scores = Evaluator(graphs, 3, CPU, metric).scores(logits)
+        assert not scores[:, 1, columns].isnan().any()
+
+
+@MANY
+@given(sizes, st.integers(3, 5), seeds)
+def test_rankings_of_many_classes_are_one_against_the_rest(
+    sizes: list[int], classes: int, seed: int
+) -> None:
+    graphs = random_graphs([*sizes, 30], seed=seed, classes=classes)
+    logits = torch.from_numpy(
+        np.random.default_rng(seed).standard_normal((sum(sizes) + 30, classes))
+    )
+    evaluator = Evaluator(graphs, classes, CPU, "auc")
+    found = evaluator.predictions(logits)[1]
+    area, precision, recall = (METRICS[name].compute(found) for name in RANKING)
+    chances = torch.softmax(found.logits, dim=1)
+    for k in range(len(graphs)):
+        own = found.segments.owner == k
+        labels, own_chances = found.labels[own].numpy(), chances[own].numpy()
+        each = {c: (labels == c, own_chances[:, c]) for c in range(classes) if (labels == c).any()}
+        if not each:
+            assert precision[k].isnan()
+            continue
+        wanted = np.mean([average_precision_score(*pair) for pair in each.values()])
+        assert float(precision[k]) == pytest.approx(wanted, rel=1e-9)
+        wanted = np.mean([largest_recall(*pair, 0.9) for pair in each.values()])
+        assert float(recall[k]) == pytest.approx(wanted, rel=1e-9)
+        pairs = [pair for pair in each.values() if not pair[0].all()]
+        if pairs:
+            wanted = np.mean([roc_auc_score(*pair) for pair in pairs])
+            assert float(area[k]) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_rankings_are_those_of_torchmetrics() -> None:
+    rng = np.random.default_rng(3)
+    labels = torch.from_numpy(rng.integers(0, 4, 400))
+    logits = torch.from_numpy(rng.standard_normal((400, 4)))
+    logits[torch.arange(400), labels] += 1
+    many = Predictions(logits, labels, Segments((400,), CPU), 4)
+    chances = torch.softmax(logits, dim=1)
+    for name, wanted in [
+        ("auc", multiclass_auroc(chances, labels, 4)),
+        ("auprc", multiclass_average_precision(chances, labels, 4)),
+    ]:
+        torch.testing.assert_close(
+            METRICS[name].compute(many)[0], wanted.double(), rtol=1e-6, atol=0
+        )
+    rare = (labels == 3).long()
+    two = Predictions(logits[:, [0, 3]], rare, Segments((400,), CPU), 2)
+    score = torch.softmax(logits[:, [0, 3]], dim=1)[:, 1]
+    torch.testing.assert_close(
+        METRICS["auprc"].compute(two)[0],
+        binary_average_precision(score, rare).double(),
+        rtol=1e-6,
+        atol=0,
+    )
+    for precision in (0.5, 0.8, 0.9):
+        recall, _ = binary_recall_at_fixed_precision(score, rare, precision)
+        metric = METRICS.find(f"recall@precision={precision}")
+        torch.testing.assert_close(metric.compute(two)[0], recall.double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        ("Macro-F1", "f1_macro"),
+        ("macro_f1", "f1_macro"),
+        ("f1-macro", "f1_macro"),
+        ("weighted-f1", "f1_weighted"),
+        ("balanced-accuracy", "balanced_accuracy"),
+        ("AUPRC", "auprc"),
+        ("recall@precision=0.9", "recall_at_precision_0.9"),
+        ("recall@precision=0.80", "recall_at_precision_0.8"),
+        ("recall-at-precision-.8", "recall_at_precision_0.8"),
+    ],
+)
+def test_metrics_are_found_in_any_spelling(written: str, key: str) -> None:
+    assert METRICS.key(written) == key
+    assert METRICS.find(written).name == key
+
+
+@pytest.mark.parametrize("written", ["recall@precision=1.5", "recall@precision=", "recall@0.9"])
+def test_other_spellings_of_recall_at_a_precision_are_unknown(written: str) -> None:
+    with pytest.raises(UserError, match="unknown metric"):
+        METRICS.find(written)
+
+
+def test_a_metric_with_a_number_is_on_the_axis_of_its_own_run_only() -> None:
+    assert score_axis() == score_axis("auprc") == tuple(METRICS)
+    assert score_axis("recall_at_precision_0.8") == (*METRICS, "recall_at_precision_0.8")
+    graphs, logits = random_graphs([20, 20], classes=2), coarse_logits(40, 2, 0)
+    scores = Evaluator(graphs, 2, CPU, "recall_at_precision_0.5").scores(logits)
+    assert scores.shape[2] == len(METRICS) + 1
+    found = describe(scores[:, 1].numpy(), np.ones(2), score_axis("recall_at_precision_0.5"))
+    assert found["recall_at_precision_0.5"] >= found["recall_at_precision_0.9"]
+    assert "recall_at_precision_0.5" not in METRICS
+
+
+def test_the_positive_class_is_the_second_unless_named() -> None:
+    assert positive_index(("yes", "no")) == 1
+    assert positive_index(("yes", "no"), "yes") == 0
+    assert positive_index(("a", "b", "c")) is None
+    with pytest.raises(UserError, match="unknown class 'maybe'"):
+        positive_index(("yes", "no"), "maybe")
+    with pytest.raises(UserError, match="it is for two classes, there are 3"):
+        positive_index(("a", "b", "c"), "a")
+
+
+# The trivial predictor -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_baseline_is_the_majority_of_each_clients_train_labels(classes: int) -> None:
+    graphs = random_graphs([40, 60, 50], classes=classes, seed=4)
+    evaluator = Evaluator(graphs, classes, CPU, "auprc")
+    found = evaluator.baseline()
+    for k, graph in enumerate(graphs):
+        majority = np.bincount(graph.labels[graph.masks.train], minlength=classes).argmax()
+        for s, split in enumerate(SPLITS):
+            true = graph.labels[getattr(graph.masks, split)]
+            own = dict(zip(METRICS, found[k, s].tolist(), strict=True))
+            guess = np.full_like(true, majority)
+            assert own["accuracy"] == pytest.approx((true == majority).mean())
+            assert own["f1_macro"] == pytest.approx(f1_score(true, guess, average="macro"))
+            assert own["balanced_accuracy"] == pytest.approx(1 / len(np.unique(true)))
+            assert own["auc"] == pytest.approx(0.5)
+            shares = [(true == c).mean() for c in np.unique(true)]
+            share = (true == 1).mean() if classes == 2 else np.mean(shares)
+            assert own["auprc"] == pytest.approx(share)
+            assert own["recall_at_precision_0.9"] == 0
+
+
+def test_a_client_without_train_labels_takes_the_majority_of_all() -> None:
+    first, second = random_graphs([40, 40], classes=3, seed=1)
+    masks = replace(second.masks, train=np.zeros_like(second.masks.train))
+    found = Evaluator([first, replace(second, masks=masks)], 3, CPU).baseline()
+    majority = np.bincount(first.labels[first.masks.train]).argmax()
+    true = second.labels[second.masks.test]
+    assert float(found[1, 1, 0]) == pytest.approx((true == majority).mean())
 
 
 # Metrics of others -----------------------------------------------------------------------------
 
 
-def balanced_accuracy(predictions: Predictions) -> Tensor:
+def mean_recall(predictions: Predictions) -> Tensor:
     recall = predictions.confusion.diagonal(dim1=1, dim2=2) / predictions.confusion.sum(dim=2)
     return recall.nanmean(dim=1).float()
 
@@ -155,21 +340,21 @@ def test_another_metric_is_scored_after_our_own() -> None:
     logits = coarse_logits(50, 3, 0)
     before = Evaluator(graphs, 3, CPU).scores(logits)
     with METRICS.restored():
-        register_metric("Balanced_Accuracy", title="balanced accuracy")(balanced_accuracy)
-        register_metric("a_first", classes=2)(balanced_accuracy)
-        assert list(METRICS)[4:] == ["a_first", "balanced_accuracy"]
-        assert len(METRICS) == 6
-        assert METRICS.index("balanced_accuracy") == 5
+        register_metric("Mean-Recall", title="mean recall")(mean_recall)
+        register_metric("a_first", classes=2)(mean_recall)
+        assert list(METRICS)[8:] == ["a_first", "mean_recall"]
+        assert len(METRICS) == 10
+        assert METRICS.index("mean_recall") == 9
         scores = Evaluator(graphs, 3, CPU).scores(logits)
         found = describe(scores[:, 1].numpy(), np.ones(2))
     assert scores.dtype == torch.float64
-    torch.testing.assert_close(scores[:, :, :4], before, rtol=0, atol=0, equal_nan=True)
-    assert scores[:, :, 4].isnan().all()  # it needs two classes
+    torch.testing.assert_close(scores[:, :, :8], before, rtol=0, atol=0, equal_nan=True)
+    assert scores[:, :, 8].isnan().all()  # it needs two classes
     assert "a_first" not in found
     nodes = np.flatnonzero(graphs[0].masks.test)
     labels, predicted = graphs[0].labels[nodes], logits[nodes].argmax(dim=1).numpy()
     recalls = [float((predicted[labels == c] == c).mean()) for c in np.unique(labels)]
-    assert found["balanced_accuracy_per_client"][0] == pytest.approx(np.mean(recalls), rel=1e-6)
+    assert found["mean_recall_per_client"][0] == pytest.approx(np.mean(recalls), rel=1e-6)
 
 
 def test_the_confusion_matrix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,25 +387,34 @@ def test_a_metric_must_return_one_value_per_client(wrong: object, words: str) ->
 
 def test_titles_are_for_reports() -> None:
     titles = [metric.title for metric in METRICS.values()]
-    assert titles == ["accuracy", "macro F1", "weighted F1", "AUC"]
+    assert titles[:5] == ["accuracy", "macro F1", "weighted F1", "AUC", "AUPRC"]
+    assert titles[5:] == ["F1", "balanced accuracy", "recall at precision 0.9"]
     assert all(metric.selects for metric in METRICS.values())
 
 
 def test_a_metric_is_refused_for_another_number_of_classes() -> None:
     check_metric("auc", 2, "cora")
-    check_metric("f1_macro", 7, "cora")
-    with pytest.raises(UserError, match=r"^metric auc needs two classes, cora has 7$"):
-        check_metric("auc", 7, "cora")
+    check_metric("auc", 7, "cora")
     with METRICS.restored():
-        register_metric("triple", classes=3)(balanced_accuracy)
+        register_metric("double", classes=2)(mean_recall)
+        with pytest.raises(UserError, match=r"^metric double needs two classes, cora has 7$"):
+            check_metric("double", 7, "cora")
+        register_metric("triple", classes=3)(mean_recall)
         with pytest.raises(UserError, match=r"^metric triple needs 3 classes, cora has 7$"):
             check_metric("triple", 7, "cora")
 
 
+def test_stored_scores_are_found_by_name_and_missing_ones_unknown() -> None:
+    stored = np.array([[0.1, 0.2], [0.3, 0.4]])
+    found = align_scores(stored, ["auc", "accuracy"], ["accuracy", "f1", "auc"], "runs/a")
+    np.testing.assert_array_equal(found, [[0.2, math.nan, 0.1], [0.4, math.nan, 0.3]])
+
+
 def test_stored_scores_of_other_metrics_are_refused() -> None:
-    check_score_axis(len(METRICS), "runs/a")
-    with pytest.raises(UserError, match=r"^runs/a has scores of 5 metrics, but 4 are registered"):
-        check_score_axis(5, "runs/a")
+    with pytest.raises(UserError, match=r"^runs/a has scores of other metrics \(mine\) than"):
+        align_scores(np.zeros((2, 1)), ["mine"], list(METRICS), "runs/a")
+    with pytest.raises(UserError, match=r"^runs/a has scores of other metrics"):
+        align_scores(np.zeros((2, 5)), ["accuracy"], list(METRICS), "runs/a")
 
 
 # The area under the curve ----------------------------------------------------------------------
@@ -294,7 +488,7 @@ def test_an_empty_confusion_matrix_has_no_scores() -> None:
 def test_means_are_weighted_by_nodes_and_plain() -> None:
     nan = math.nan
     scores = np.array([[0.5, 0.4, 0.3, nan], [1.0, 0.8, 0.6, 0.9], [nan, nan, nan, nan]])
-    found = describe(scores, np.array([30.0, 10.0, 0.0]))
+    found = describe(scores, np.array([30.0, 10.0, 0.0]), list(METRICS)[:4])
     assert found["accuracy"] == pytest.approx((0.5 * 30 + 1.0 * 10) / 40)
     assert found["accuracy_client_mean"] == pytest.approx(0.75)
     assert found["accuracy_per_client"] == [0.5, 1.0, None]
@@ -321,7 +515,8 @@ def test_means_lie_between_the_clients_and_agree_for_equal_counts(clients: int, 
 
 def test_weights_follow_the_client_whose_score_is_missing() -> None:
     scores = np.array([[math.nan] * 4, [0.2] * 4, [0.8] * 4])
-    assert describe(scores, np.array([5.0, 1.0, 3.0]))["accuracy"] == pytest.approx(0.65)
+    found = describe(scores, np.array([5.0, 1.0, 3.0]), list(METRICS)[:4])
+    assert found["accuracy"] == pytest.approx(0.65)
 
 
 def test_nothing_known_is_null_and_the_area_is_left_out() -> None:
@@ -338,6 +533,6 @@ def test_nothing_known_is_a_null_for_every_client() -> None:
 
 def test_the_area_is_left_out_where_there_are_more_classes() -> None:
     scores = np.array([[0.5, 0.5, 0.5, math.nan]])
-    found = describe(scores, np.ones(1))
+    found = describe(scores, np.ones(1), list(METRICS)[:4])
     assert "auc" not in found
     assert found["accuracy"] == 0.5

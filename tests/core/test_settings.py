@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polyphily.core.metrics import METRICS, register_metric
 from polyphily.core.recipes import Recipe, fill
-from polyphily.core.settings import Settings, choices, from_mapping, names
+from polyphily.core.settings import Settings, choices, from_mapping, names, parse_threshold
 from polyphily.errors import UserError
 from polyphily.nn.backbones import BACKBONES
 
@@ -45,7 +45,18 @@ CHOICES = {
     "optimizer": ["adam", "adamw", "sgd"],
     "norms": ["shared", "home"],
     "readout": ["last", "jump"],
-    "metric": ["accuracy", "f1_macro", "f1_weighted", "auc"],
+    "class_weights": ["none", "balanced"],
+    "direction": ["both", "in", "out", "separate"],
+    "metric": [
+        "accuracy",
+        "f1_macro",
+        "f1_weighted",
+        "auc",
+        "auprc",
+        "f1",
+        "balanced_accuracy",
+        "recall_at_precision_0.9",
+    ],
 }
 OPEN = {f.name for f in dataclasses.fields(Settings) if f.default is None}
 
@@ -109,7 +120,8 @@ def test_the_metrics_to_choose_from_are_those_that_select() -> None:
 def test_every_number_has_a_bound_and_every_word_a_choice() -> None:
     """A new setting cannot be added unchecked; those listed are checked where they are used."""
     elsewhere = {"epochs", "backbone", "device", "keep_optimizer", "dp", "secure_aggregation"}
-    elsewhere |= {"memory", "sample"}
+    elsewhere |= {"memory", "sample", "positive", "threshold_rule", "loss", "edge_weights"}
+    elsewhere |= {"relations"}
     assert set(BOUNDS) | set(CHOICES) | elsewhere == names()
 
 
@@ -173,7 +185,7 @@ def test_text_for_a_number_is_a_users_error(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_number_for_a_word_is_a_users_error(name: str) -> None:
-    assert name in refusal(**{name: 3})
+    assert name.replace("_", "-") in refusal(**{name: 3})
 
 
 @pytest.mark.parametrize(
@@ -246,3 +258,52 @@ def test_recipes_are_for_backbones_that_exist_and_settings_that_are_open() -> No
     for backbone in BACKBONES.values():
         for defaults in backbone.defaults.values():
             assert set(defaults) <= {f.name for f in dataclasses.fields(Recipe)}
+
+
+# Rare classes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("Macro-F1", "f1_macro"),
+        ("recall@precision=0.75", "recall_at_precision_0.75"),
+        ("balanced-accuracy", "balanced_accuracy"),
+    ],
+)
+def test_metrics_are_taken_in_any_spelling(written: str, kept: str) -> None:
+    assert from_mapping({"metric": written}).metric == kept
+    assert from_mapping({"metric": kept}).metric == kept  # as a run folder holds it
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("f1", ("f1", 0.0)),
+        ("precision=0.9", ("precision", 0.9)),
+        ("Precision=0.75", ("precision", 0.75)),
+        ("0.5", ("fixed", 0.5)),
+    ],
+)
+def test_rules_for_thresholds(text: str, rule: tuple[str, float]) -> None:
+    assert parse_threshold(text) == rule
+    assert parse_threshold(from_mapping({"threshold_rule": text}).threshold_rule) == rule
+
+
+@pytest.mark.parametrize(
+    "text", ["f2", "f1=0.5", "precision", "precision=1", "0", "1.5", "nan", ""]
+)
+def test_other_rules_for_thresholds_are_refused(text: str) -> None:
+    message = refusal(threshold_rule=text)
+    assert message.startswith(f"--threshold-rule {text}: write f1, precision=0.9, or a number")
+
+
+def test_the_exponent_of_the_focal_loss() -> None:
+    assert Settings().focal() == 0
+    assert from_mapping({"loss": "focal"}).focal() == 2
+    assert from_mapping({"loss": "Focal=0.5"}).focal() == 0.5
+
+
+@pytest.mark.parametrize("text", ["focal=0", "focal=-1", "focal=11", "focal=x", "hinge", "nan"])
+def test_other_losses_are_refused(text: str) -> None:
+    assert refusal(loss=text).startswith(f"--loss {text}: write cross-entropy, or focal=2")

@@ -36,10 +36,11 @@ from polyphily.flower import control, loopback
 from polyphily.flower.deployment import Bundle, Deployment
 from polyphily.flower.keys import read_pair
 from polyphily.flower.node import NODE
-from polyphily.flower.site_files import LAST, SavedModel, SiteState
+from polyphily.flower.site_files import SiteState
 from polyphily.flower.wire import ROUND, Parcel
 from polyphily.graphs.graph import Graph
 from polyphily.graphs.loading import Federation, load
+from polyphily.runs.models import LAST, SavedModel
 from polyphily.runs.run import Execution
 
 pytestmark = [pytest.mark.deploy, pytest.mark.xdist_group("deploy")]
@@ -133,7 +134,7 @@ class Town:
 
     def model(self, site: str, run: str) -> dict[str, torch.Tensor]:
         file = SiteState(self.own.path / "bundles" / site, run).model(LAST)
-        return SavedModel.load(file).part("params/")
+        return SavedModel.load(file).params
 
     def log(self) -> str:
         return "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in self.place.glob("*.log"))
@@ -172,9 +173,7 @@ def in_this_process(
 
     plan = plan_for(data, method, rounds=rounds, **STILL)
     coordinate(plan, Wires(sites_of(data, place), twist), place / "run").go()
-    return lambda site: SavedModel.load(SiteState(place / site, "a-run").model(LAST)).part(
-        "params/"
-    )
+    return lambda site: SavedModel.load(SiteState(place / site, "a-run").model(LAST)).params
 
 
 def assert_same_models(own: Town, run: str, expected: Callable[[str], dict]) -> None:
@@ -188,7 +187,7 @@ def assert_same_models(own: Town, run: str, expected: Callable[[str], dict]) -> 
 def widest(own: Town, run: str, expected: dict[str, dict[str, torch.Tensor]]) -> float:
     """The largest difference of any weight at any site from those of a simulation."""
     return max(
-        float((value[0] - expected["global" if "global" in expected else site][n]).abs().max())
+        float((value - expected["global" if "global" in expected else site][n]).abs().max())
         for site in own.names
         for n, value in own.model(site, run).items()
     )
@@ -265,7 +264,7 @@ def _predictions(place: Path, run: str) -> None:
     polyphily("predict", "--model", model, "--graph", place / "graph", "--out", out)
     table = pd.read_parquet(out)
     assert table["id"].tolist() == [*nodes["id"], "new"]
-    assert (table["label"].iloc[:-1].to_numpy() == nodes["label"].to_numpy()).mean() > 0.6
+    assert (table["class"].iloc[:-1].to_numpy() == nodes["label"].to_numpy()).mean() > 0.6
 
 
 def _no_private_key_leaves(place: Path, home: Path, names: Sequence[str]) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from flower.federations import Wires, coordinate, federation, graph_arrays, plan_for, sites_of
 from polyphily.core.method import METHODS
-from polyphily.flower.prediction import predict
 from polyphily.flower.site import Site
-from polyphily.flower.site_files import LAST, SavedModel, SiteState
+from polyphily.flower.site_files import SiteState
 from polyphily.graphs.graph import UNLABELLED, Graph
+from polyphily.runs.models import LAST, SavedModel
+from polyphily.runs.prediction import predict, with_model
 
 NEW = 3  # nodes that were added since training
 
@@ -40,11 +40,7 @@ def graph() -> Graph:
 def predicted(model: Path, place: Path, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the class probabilities of every node in a file."""
     np.savez(place / "graph.npz", **arrays)
-    return probabilities(predict(model, place / "graph.npz"))
-
-
-def probabilities(table: pd.DataFrame) -> np.ndarray:
-    return table.filter(like="probability").to_numpy()
+    return predict(SavedModel.load(model), place / "graph.npz").probabilities
 
 
 def split(graph: Graph) -> dict[str, np.ndarray]:
@@ -147,10 +143,12 @@ def test_a_file_with_the_split_of_training_is_predicted_as_the_site_did(
     method: str, options: dict[str, float], graph: Graph, tmp_path: Path
 ) -> None:
     file = train(tmp_path, method, **options)
-    saved = SavedModel.load(file)
-    own = sites_of(federation(), tmp_path)["client-0"].graph
-    trainer = Site("client-0", own, tmp_path / "client-0")._prepare(saved.plan)
-    expected = trainer.clients.predict(trainer.restored(saved)).softmax(dim=1).numpy()
+    saved, data = SavedModel.load(file), federation()
+    own = sites_of(data, tmp_path)["client-0"].graph
+    plan = plan_for(data, method, rounds=2, **options)
+    trainer = Site("client-0", own, tmp_path / "client-0")._prepare(plan)
+    view = with_model(trainer.clients, saved)
+    expected = trainer.clients.predict(view).softmax(dim=1).numpy()
     found = predicted(file, tmp_path, {**graph_arrays(graph), **split(graph)})
     np.testing.assert_allclose(found, expected, atol=1e-6)
 

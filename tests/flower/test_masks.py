@@ -25,9 +25,10 @@ from polyphily.flower.deployment import Deployment
 from polyphily.flower.joining import Answer
 from polyphily.flower.masks import MASKED, to_numbers, to_uploads
 from polyphily.flower.plan import Plan
-from polyphily.flower.site_files import LAST, SavedModel, SiteState
+from polyphily.flower.site_files import SiteState
 from polyphily.flower.wire import FINISH, KEYS, REVEAL, ROUND, SHARE, Parcel, WireError
 from polyphily.privacy.secure_aggregation import STEP, encode
+from polyphily.runs.models import LAST, SavedModel
 from polyphily.runs.run import Execution
 
 SUMMABLE = [
@@ -67,7 +68,7 @@ def kinds(wires: Wires, number: int, site: str = "client-0") -> list[str]:
 
 def last_models(place: Path, sites: Wires) -> dict[str, dict[str, torch.Tensor]]:
     return {
-        name: SavedModel.load(SiteState(place / name, "a-run").model(LAST)).part("params/")
+        name: SavedModel.load(SiteState(place / name, "a-run").model(LAST)).params
         for name in sites.sites
     }
 

@@ -36,7 +36,7 @@ from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import FINISH, ROUND
 from polyphily.graphs.loading import Federation, load
 from polyphily.testing.comparing import difference
-from polyphily.testing.examples import of_client
+from polyphily.testing.examples import of_client, with_clients, with_edge_attributes
 
 ROUNDS = 3
 EQUAL = 1e-9  # relative to a tensor's largest entry; the engines add numbers in another order
@@ -54,6 +54,17 @@ def overlapping() -> Federation:
     parts = [np.arange(half + 20), np.arange(10, half + 30)[::-1], np.arange(half, 2 * half)]
     graphs = [whole.subgraph(part, f"client-{k}") for k, part in enumerate(parts)]
     return load([dataclasses.replace(g, masks=None) for g in graphs], split="0.5,0.25,0.25:client")
+
+
+def attributed() -> Federation:
+    """Return clients whose edges have weights, directions and types, but for one."""
+    first, second, third = three().clients
+    graphs = (
+        with_edge_attributes(first, relations=("work", "family")),
+        with_edge_attributes(second, relations=("family", "trade")),
+        third,
+    )
+    return with_clients(three(), graphs)
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,10 @@ class Form:
         own = METHODS[self.method].backbone or "gcn"
         chosen = {"rounds": ROUNDS, "epochs": 2, "hidden": 8, "dtype": "float64", "backbone": own}
         given = Settings(**chosen | dict(self.settings))  # type: ignore[arg-type]
-        return complete_for_sites(given, method, dense=True, classes=len(self.data().classes))
+        data = self.data()
+        return complete_for_sites(
+            given, method, dense=True, classes=len(data.classes), relations=data.relations
+        )
 
 
 def split_up(state: State) -> bool:
@@ -113,6 +127,13 @@ FORMS = {
     "fedavg": Form("fedavg", without=["local"]),
     "norms at home": Form("fedavg", settings={"backbone": "res-gcn", "norms": "home"}),
     "label inputs": Form("fedavg", settings={"label_inputs": 0.5}),
+    "weights of edges": Form("fedavg", data=attributed),
+    "directions of edges": Form(
+        "fedavg", settings={"backbone": "gat", "direction": "separate"}, data=attributed
+    ),
+    "types of edges": Form(
+        "fedavg", settings={"backbone": "rgcn", "direction": "separate"}, data=attributed
+    ),
     "fedprox": Form("fedprox", {"mu": 0.1}, [{"mu": 0.0}]),
     "fedper": Form("fedper", without=["fedavg", "local"]),
     "fednova": Form("fednova", without=["fedavg"], settings={"epochs": "1-3"}),

@@ -6,18 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from flower.federations import Wires, coordinate, federation, graph_arrays, plan_for, sites_of
 from polyphily.core.method import METHODS
 from polyphily.errors import UserError
-from polyphily.flower.prediction import predict, write
+from polyphily.flower.plan import Schema
 from polyphily.flower.site import Site
-from polyphily.flower.site_files import BEST, KEPT, LAST, SavedModel, SiteState
+from polyphily.flower.site_files import KEPT, SiteState
 from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import Parcel, WireError
 from polyphily.graphs.graph import Graph
+from polyphily.runs.models import BEST, LAST, SavedModel
+from polyphily.runs.prediction import predict, with_model
 
 NODES = "id,label,age,income\n1,good,0.5,1\n2,bad,0.1,2\n3,,0.2,3\n4,good,0.4,4\n"
 EDGES = "source,target\n1,2\n1,4\n2,3\n"
@@ -43,9 +44,12 @@ def test_a_graph_tells_its_own_people_what_it_is(table: Path) -> None:
 
 def test_columns_and_labels_follow_the_agreement(table: Path) -> None:
     found = SiteGraph.read(table)
-    wanted = replace(found.schema, features=("income", "age"), classes=("good", "other", "bad"))
+    age, income = found.schema.columns
+    wanted = Schema(("income", "age"), 2, ("good", "other", "bad"), (income, age))
     graph = found.aligned(wanted)
-    assert graph.features[:, 0].tolist() == [1, 2, 3, 4]
+    assert graph.table is not None
+    assert [column.name for column in graph.table] == ["income", "age"]
+    assert graph.table[0].values.tolist() == [1, 2, 3, 4]
     assert graph.labels.tolist() == [0, 2, -1, 0]
     with pytest.raises(UserError, match="missing 'rent', not agreed on 'income'"):
         found.aligned(replace(wanted, features=("age", "rent")))
@@ -114,9 +118,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return place
 
 
-def _trainer(place: Path, which: str) -> tuple[SavedModel, Path, Graph]:
+def _trainer(place: Path, which: str) -> tuple[SavedModel, Graph]:
     file = SiteState(place / "client-0", "a-run").model(which)
-    return SavedModel.load(file), file, federation().clients[0]
+    return SavedModel.load(file), federation().clients[0]
 
 
 @pytest.mark.parametrize("which", [LAST, BEST])
@@ -125,24 +129,25 @@ def test_predictions_are_those_of_the_trained_model(trained: Path, which: str) -
 
     Polyphony has the labels of train nodes among its inputs: these are known.
     """
-    saved, file, graph = _trainer(trained, which)
+    saved, graph = _trainer(trained, which)
     hidden = {**graph_arrays(graph), "y": np.full(graph.num_nodes, -1)}
-    if saved.plan.method == "polyphony":
-        split = sites_of(federation(), trained)["client-0"]._prepare(saved.plan)
+    plan = plan_for(federation(), saved.method)
+    if saved.method == "polyphony":
+        split = sites_of(federation(), trained)["client-0"]._prepare(plan)
         labels = split.clients.cohort.labels.numpy()
         hidden["y"] = labels
     np.savez(trained / "graph.npz", **hidden)
-    table = predict(file, trained / "graph.npz")
+    table = predict(saved, trained / "graph.npz").table()
     assert len(table) == graph.num_nodes
     assert np.allclose(table.filter(like="probability").sum(axis=1), 1)
     site = Site("client-0", sites_of(federation(), trained)["client-0"].graph, trained / "client-0")
-    trainer = site._prepare(saved.plan)
-    expected = trainer.clients.predict(trainer.restored(saved)).argmax(dim=1).numpy()
-    assert (table["label"].to_numpy() == expected.astype(str)).all()
+    trainer = site._prepare(plan)
+    expected = trainer.clients.predict(with_model(trainer.clients, saved)).argmax(dim=1).numpy()
+    assert (table["class"].to_numpy() == expected.astype(str)).all()
 
 
 def test_predictions_reach_nodes_that_were_added_since(trained: Path) -> None:
-    _, file, graph = _trainer(trained, LAST)
+    saved, graph = _trainer(trained, LAST)
     more = graph.num_nodes + 3
     rng = np.random.default_rng(0)
     fresh = rng.normal(size=(3, graph.num_features)).astype(np.float32)
@@ -153,23 +158,6 @@ def test_predictions_reach_nodes_that_were_added_since(trained: Path) -> None:
         edge_index=np.concatenate([graph.edges, links], axis=1),
         y=np.concatenate([graph.labels, [-1, -1, -1]]),
     )
-    table = predict(file, trained / "larger.npz")
+    table = predict(saved, trained / "larger.npz").table()
     assert len(table) == more
-    assert set(table["label"]) <= {"0", "1"}
-
-
-def test_predictions_are_written_as_asked(tmp_path: Path) -> None:
-    table = pd.DataFrame({"id": ["a", "b"], "label": ["x", "y"], "probability x": [0.9, 0.2]})
-    for name, read in (("p.parquet", pd.read_parquet), ("deep/p.csv", pd.read_csv)):
-        write(table, tmp_path / name)
-        pd.testing.assert_frame_equal(read(tmp_path / name), table, check_dtype=False)
-    with pytest.raises(UserError, match=r"end the name in \.parquet or \.csv"):
-        write(table, tmp_path / "p.txt")
-
-
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_bytes(b"\x80\x04no")
-    with pytest.raises(UserError, match="not a model of a Polyphily site"):
-        SavedModel.load(tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="no model"):
-        SavedModel.load(tmp_path / "y.safetensors")
+    assert set(table["class"]) <= {"0", "1"}

@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyphily.errors import UserError
-from polyphily.graphs.csbm import draw_direction, sample, sample_federation, unrank_pairs
-from polyphily.graphs.graph import Graph, canonical_edges
+from polyphily.graphs.csbm import (
+    _uneven_rates,
+    draw_direction,
+    sample,
+    sample_federation,
+    unrank_pairs,
+)
+from polyphily.graphs.edges import canonical_edges
+from polyphily.graphs.graph import Graph
 from polyphily.graphs.random import generator
 
 
@@ -207,3 +214,25 @@ def test_one_even_client_has_the_mean() -> None:
 def test_options_that_cannot_be_met(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         sample_federation(**options)
+
+
+@pytest.mark.parametrize("positives", [0.02, 0.2, 0.9])
+def test_classes_may_be_uneven(positives: float) -> None:
+    graph = sample(20_000, 4, 10.0, 8.0, 0.3, np.random.default_rng(0), positives=positives)
+    assert graph.labels.mean() == pytest.approx(positives)
+    degrees = np.bincount(graph.edges[0], minlength=20_000)
+    rare = graph.labels == (positives < 0.5)
+    assert degrees[rare].mean() == pytest.approx(8, rel=0.08)
+    assert degrees[~rare].mean() == pytest.approx(8, rel=0.05)
+    source, target = graph.edges[:, rare[graph.edges[0]]]
+    assert (graph.labels[source] == graph.labels[target]).mean() == pytest.approx(0.3, abs=0.05)
+
+
+def test_uneven_classes_are_as_equal_ones_in_the_limit() -> None:
+    assert _uneven_rates(500, 500, 6.0, 0.7) == pytest.approx((0.0084, 0.0036, 0.0084))
+
+
+@pytest.mark.parametrize("positives", ["0", "1", "1.5", "few"])
+def test_a_share_of_positives_is_between_0_and_1(positives: str) -> None:
+    with pytest.raises(UserError, match="option 'positives' must be"):
+        sample_federation(nodes=50, positives=positives)

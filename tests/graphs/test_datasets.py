@@ -32,7 +32,8 @@ from polyphily.graphs.csbm import sample_federation
 from polyphily.graphs.datasets import DATASETS, data_root, fetch, is_present, read
 from polyphily.graphs.datasets.fraud import following, nearest, standardise
 from polyphily.graphs.datasets.reading import parse_dataset, without_twins
-from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, Masks, canonical_edges
+from polyphily.graphs.edges import canonical_edges
+from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, Masks
 
 REAL = (
     *("cora", "citeseer", "pubmed", "coauthor-cs", "coauthor-physics", "amazon-photo"),
@@ -67,7 +68,7 @@ def copy_raw(name: str, source: Path, target: Path) -> None:
 
 def test_every_dataset_is_described() -> None:
     absent_here = ("wikics", "ogbn-arxiv", "arxiv-year", "roman-empire", "amazon-ratings")
-    others = ("questions", "flickr", "credit", "ieee-fraud", "csbm", "penn94", "genius")
+    others = ("questions", "flickr", "credit", "ieee-fraud", "csbm", "payments", "penn94", "genius")
     others += ("chameleon-filtered", "squirrel-filtered")
     assert set(DATASETS) == {*REAL, *absent_here, *others}
     for name, info in DATASETS.items():

@@ -220,17 +220,16 @@ def test_names_of_many_clients_sort_as_the_clients_do(graph: Graph) -> None:
     assert names[0] == "client-00"
 
 
-def test_louvain_is_usual_and_ten_clients(graph: Graph) -> None:
-    federation = load(graph)
-    assert federation.partition.name == "louvain"
-    assert len(federation) == 10
+def test_louvain_is_the_usual_partition_and_ten_the_usual_number_of_clients(graph: Graph) -> None:
+    assert load(graph, clients=10).partition.name == "louvain"
+    assert len(load(graph, partition="random")) == 10
 
 
 @pytest.mark.parametrize(
     ("way", "message"),
     [
         ("louvian", "did you mean 'louvain'"),
-        ("natural", "one graph per client"),
+        ("natural", "these data are 1 client already"),
         ("dirichlet:alpha", "write option=value"),
         ("dirichlet:beta=1", "no option 'beta'"),
         ("metis-overlap", "multiple of 5"),
@@ -485,7 +484,9 @@ def test_rows_are_scaled_to_sum_to_one(sparse: bool) -> None:
 
 
 @pytest.mark.parametrize("divided", [True, False])
-def test_columns_are_standardised_within_each_client(divided: bool) -> None:
+@pytest.mark.parametrize("encoding", [None, "agreed", "home"])
+def test_columns_are_standardised_by_train_nodes(divided: bool, encoding: str | None) -> None:
+    """The mean and deviation are those of the train nodes: of all clients, or each client's own."""
     graphs = [
         replace(one, features=(dense(one) * (1 + k) + 50 * k).astype(np.float32))
         for k, one in enumerate(random_graphs([40, 50]))
@@ -493,12 +494,17 @@ def test_columns_are_standardised_within_each_client(divided: bool) -> None:
     graphs[0].features[:, 2] = 7  # a column without spread stays finite
     dataset = graphs[1] if divided else graphs
     clients = 2 if divided else None
-    for client in load(dataset, clients=clients, normalize="standard").clients:
-        x = dense(client)
-        assert x.dtype == np.float32
-        np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-5)
-        spread = x.std(axis=0)
-        assert ((abs(spread - 1) < 1e-4) | (spread == 0)).all()
+    found = load(dataset, clients=clients, normalize="standard", encoding=encoding)
+    raw = load(dataset, clients=clients).clients
+    trained = [dense(g)[parts_of(g.masks)[0]].astype(np.float64) for g in raw]
+    for k, client in enumerate(found.clients):
+        own = trained[k] if encoding == "home" else np.concatenate(trained)
+        spread = own.std(axis=0)
+        expected = (dense(raw[k]) - own.mean(axis=0)) / np.where(spread == 0, 1, spread)
+        assert dense(client).dtype == np.float32
+        np.testing.assert_allclose(dense(client), expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(found.encodings[k].apply(dense(raw[k])), dense(client))
+    assert len(set(found.encodings)) == (2 if encoding == "home" else 1)
 
 
 def test_sparse_features_are_not_standardised() -> None:
@@ -558,16 +564,17 @@ def test_case_and_underscores_do_not_matter() -> None:
 # Graphs in memory ------------------------------------------------------------------------------
 
 
-def test_a_list_of_one_graph_is_one_client_unless_it_is_to_be_divided(graph: Graph) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_one_graph_is_one_client_unless_it_is_to_be_divided(graph: Graph, listed: bool) -> None:
+    given = [graph] if listed else graph
     for options in ({}, {"partition": "natural"}, {"clients": 1}):
-        federation = load([graph], **options)
+        federation = load(given, **options)
         assert [client.name for client in federation.clients] == ["one"]
         assert federation.clients[0].num_nodes == graph.num_nodes
         assert federation.partition.name == "natural"
-        assert_same(load(**{**federation.request, "dataset": [graph]}), federation)  # type: ignore[arg-type]
-    assert len(load([graph], clients=3)) == 3
-    assert len(load([graph], partition="random")) == 10
-    assert len(load(graph)) == 10  # without a list it is a graph to be divided
+        assert_same(load(**{**federation.request, "dataset": given}), federation)  # type: ignore[arg-type]
+    assert len(load(given, clients=3)) == 3
+    assert len(load(given, partition="random")) == 10
 
 
 def test_what_is_no_graph_is_refused(graph: Graph) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from builders import random_graph, random_graphs
 from polyphily.errors import UserError
-from polyphily.graphs.graph import UNLABELLED, canonical_edges
+from polyphily.graphs.edges import canonical_edges
+from polyphily.graphs.graph import UNLABELLED, Graph
 from polyphily.graphs.loading import load
 from polyphily.graphs.noise import (
     Noise,
@@ -34,22 +35,66 @@ def pairs(edges: np.ndarray) -> set[tuple[int, int]]:
 def test_rewiring_keeps_the_number_of_edges(
     nodes: int, density: float, probability: float, seed: int
 ) -> None:
-    edges = random_graph(nodes, seed=seed, density=density).edges
-    found = rewired(edges, nodes, probability, np.random.default_rng(seed))
-    assert found.shape == edges.shape
-    assert np.array_equal(found, canonical_edges(found, nodes))
+    graph = random_graph(nodes, seed=seed, density=density)
+    (noisy,) = disturb([graph], Noise(edges=probability), 2, seed)
+    assert noisy.edges.shape == graph.edges.shape
+    assert np.array_equal(noisy.edges, canonical_edges(noisy.edges, nodes))
     if probability == 0:
-        assert np.array_equal(found, edges)
+        assert np.array_equal(noisy.edges, graph.edges)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 30), st.floats(0.02, 1), PROBABILITY, st.integers(0, 99))
+def test_new_edges_have_the_weights_directions_and_relations_of_lost_ones(
+    nodes: int, density: float, probability: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    plain = random_graph(nodes, seed=seed, density=density)
+    single = plain.edges[:, plain.edges[0] < plain.edges[1]]
+    count = single.shape[1]
+    weights = 1.0 + np.arange(count)  # tells edges apart
+    flipped = rng.random(count) < 0.5
+    graph = Graph.build(
+        plain.features,
+        np.where(flipped, single[::-1], single),
+        plain.labels,
+        edge_weights=weights,
+        directed=True,
+        edge_types=np.arange(count) % 3,
+        relations=("a", "b", "c"),
+    )
+    (noisy,) = disturb([graph], Noise(edges=probability), 2, seed)
+    assert noisy.edge_weights is not None
+    assert noisy.arcs is not None
+    assert noisy.edge_types is not None
+    assert sorted(noisy.edge_weights[noisy.arcs].tolist()) == weights.tolist()
+    # Both entries of an edge agree, one of them is its arc, and edges that stay have their own.
+    index = {(u, v): i for i, (u, v) in enumerate(noisy.edges.T.tolist())}
+    for (u, v), i in index.items():
+        j = index[v, u]
+        assert noisy.edge_weights[i] == noisy.edge_weights[j]
+        assert noisy.arcs[i] != noisy.arcs[j]
+        edge = int(noisy.edge_weights[i]) - 1
+        assert noisy.edge_types[i] == 1 << (edge % 3)
+    kept = pairs(graph.edges) & pairs(noisy.edges)
+    if probability == 0:
+        assert len(kept) == count
+    moved = [e for e in range(count) if tuple(single[:, e].tolist()) not in kept]
+    for e in set(range(count)) - set(moved):
+        u, v = (single[::-1] if flipped[e] else single)[:, e].tolist()
+        assert noisy.edge_weights[index[u, v]] == weights[e]
+        assert noisy.arcs[index[u, v]]
 
 
 def test_rewiring_replaces_the_share_asked_for_by_pairs_that_were_free() -> None:
     graph = random_graph(300, density=0.1)
     before = pairs(graph.edges)
-    after = pairs(rewired(graph.edges, 300, 0.1, np.random.default_rng(0)))
+    single = graph.edges[:, graph.edges[0] < graph.edges[1]]
+    after = pairs(rewired(single, 300, 0.1, np.random.default_rng(0))[0])
     lost = len(before - after) / len(before)
     deviation = (0.1 * 0.9 / len(before)) ** 0.5
     assert abs(lost - 0.1) < 5 * deviation
-    everything = pairs(rewired(graph.edges, 300, 1.0, np.random.default_rng(0)))
+    everything = pairs(rewired(single, 300, 1.0, np.random.default_rng(0))[0])
     assert not before & everything
 
 

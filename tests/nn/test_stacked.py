@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyphily.nn
-from builders import random_cohort
+from builders import cohort_of, random_cohort, random_graphs, with_edge_attributes
 from polyphily.core.cohort import Cohort, TrainingGraph
 from polyphily.core.sampling import Batch, Sampling, WholeGraph
 from polyphily.nn.backbones import BACKBONES, Shape
@@ -35,7 +35,7 @@ def members(protocol: type) -> set[str]:
 
 
 def stacked_graphs() -> dict[str, Any]:
-    cohort = random_cohort(SIZES)
+    cohort = cohort_of([with_edge_attributes(graph) for graph in random_graphs(SIZES)])
     return {
         "cohort": cohort,
         "batch": Sampling((2, 1), 3).draw(cohort, cohort.draws(0)),

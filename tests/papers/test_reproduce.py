@@ -218,7 +218,7 @@ def test_a_run_that_fails_is_named_and_the_rest_goes_on(
         (["fedspa", "--set", "paper=on"], "choose forms with --form paper"),
         (["fedspa", "--set", "channel=2"], "did you mean 'channel_lr'?"),
         (["fedspa", "--only", "cora 11"], "unknown dataset, partition or number"),
-        (["fedspa", "--write", "table.doc"], "must end in .md, .csv, .tex"),
+        (["fedspa", "--write", "table.doc"], "must end in .md, .csv or .tex"),
         (["fedspa", "--prepare"], "name their folder with --partitions"),
         (["fedspa", "--only", "cornel"], "did you mean 'cornell'?"),
         (["fedspa", "--methods", "fedavgg"], "did you mean 'fedavg'?"),

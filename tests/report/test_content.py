@@ -139,7 +139,8 @@ def test_one_run_has_its_moments_and_how_it_was_made(runs: list[Run]) -> None:
     page = content([run])
     table = page.sections[0].items[0]
     assert isinstance(table, Table)
-    assert len(table.rows) == 6
+    assert len(table.rows) == 7
+    assert table.rows[-1][:2] == ("no model", "")
     (strong,) = table.strong
     assert table.rows[strong][:2] == (run.view, "best validation")
     made = page.sections[-1].items[0]
@@ -163,7 +164,8 @@ def test_advice_and_clients_come_from_the_inspection(runs: list[Run]) -> None:
 def test_without_evidence_the_page_has_scores_and_says_what_lacks(runs: list[Run]) -> None:
     bare = [replace(run, evidence={}) for run in runs]
     page = content(bare)
-    assert {s.id for s in page.sections} == {"result", "convergence", "pairs", "provenance"}
+    found = {s.id for s in page.sections}
+    assert found == {"result", "convergence", "pairs", "decisions", "provenance"}
     assert any("not measured" in note for note in page.notes)
     assert "<figure" in render(page)
 

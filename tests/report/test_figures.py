@@ -47,6 +47,34 @@ def test_convergence_draws_a_line_and_a_band_per_run(runs: list[Run]) -> None:
     assert axes.lines[1].get_xdata()[-1] == pytest.approx(run.seconds[-1], rel=1e-4)
 
 
+def test_thirty_methods_look_different(runs: list[Run]) -> None:
+    run = runs[0]
+    many = [
+        replace(run, summary=run.summary | {"method": f"m{i}"}, config=run.config | {"method": i})
+        for i in range(30)
+    ]
+    (axes,) = figures.convergence(many, Look(6.8)).axes
+    looks = [(line.get_color(), str(line._dash_pattern)) for line in axes.lines]
+    assert len(set(looks)) == 30
+    assert {line.get_label() for line in axes.lines} == {f"m{i}" for i in range(30)}
+    few = figures.convergence(many[:8], Look()).axes[0].lines
+    assert {line.get_marker() for line in few} == {"None"}
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 7, 11])
+def test_rounds_are_whole_numbers_and_no_tick_repeats(runs: list[Run], rounds: int) -> None:
+    run = runs[1]
+    records = [{**run.records[-1], "round": i + 1} for i in range(rounds)]
+    figure = figures.convergence([replace(run, records=records)], Look())
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    at = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert all(text.isdigit() for text in at)
+    heights = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert len(set(at)) == len(at)
+    assert len(set(heights)) == len(heights)
+
+
 def test_homophily_draws_what_was_measured(runs: list[Run]) -> None:
     (axes,) = figures.homophily(runs, Look()).axes
     clients = runs[0].evidence["inspection"]["clients"]

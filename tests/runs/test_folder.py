@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 
 from polyphily.errors import UserError
 from polyphily.graphs.partitions import Partition
@@ -270,23 +269,19 @@ def test_clean_takes_numpys_nan_and_names_that_are_no_strings() -> None:
 # Weights ---------------------------------------------------------------------------------------
 
 
-def test_a_model_is_saved_with_its_facts(tmp_path: Path) -> None:
-    params = {"weight": torch.arange(6.0).view(2, 3).T, "bias": torch.ones(2, requires_grad=True)}
-    RunFolder(tmp_path).save_models({"bank north/1": params}, {"method": "fedavg"})
-    with safe_open(tmp_path / "models" / "bank-north-1.safetensors", framework="pt") as file:
-        assert file.metadata() == {"method": "fedavg"}
-        for name, value in params.items():
-            assert torch.equal(file.get_tensor(name), value.detach())
-    assert len(list((tmp_path / "models").iterdir())) == 1
-
-
 @pytest.mark.parametrize("pair", [("bank north", "bank-north"), ("a", ".a"), ("图/1", "图 1")])
 def test_models_with_different_names_are_different_files(
     tmp_path: Path, pair: tuple[str, str]
 ) -> None:
-    folder = RunFolder(tmp_path)
-    folder.save_models({name: {"w": torch.zeros(1)} for name in pair}, {})
-    assert len(list((tmp_path / "models").iterdir())) == 2
+    files = RunFolder(tmp_path).model_files(pair)
+    assert list(files) == list(pair)
+    assert len(set(files.values())) == 2
+    assert {file.parent for file in files.values()} == {tmp_path / "models"}
+
+
+def test_the_file_of_a_model_is_named_after_it(tmp_path: Path) -> None:
+    (file,) = RunFolder(tmp_path).model_files(["bank north/1"]).values()
+    assert file == tmp_path / "models" / "bank-north-1.safetensors"
 
 
 def test_a_checkpoint_reads_back_bit_by_bit(tmp_path: Path) -> None:

@@ -66,6 +66,13 @@ def model_bytes(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted((folder / "models").iterdir())}
 
 
+def model_weights(folder: Path) -> dict[str, dict[str, bytes]]:
+    return {
+        file.name: {n: t.numpy().tobytes() for n, t in load_file(file).items()}
+        for file in sorted((folder / "models").iterdir())
+    }
+
+
 def outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What of a summary does not depend on the clock and the machine."""
     apart = ("seconds_per_round_median", "seconds_evaluation_median", "setup_seconds")
@@ -187,7 +194,7 @@ def test_final_scores_are_those_of_the_predictions(done: Done) -> None:
         for k, graph in enumerate(done.federation.clients):
             mask = getattr(graph.masks, split)
             truth.append(classes[graph.labels[mask]])
-            found.append(done.result.predict(k)[mask])
+            found.append(done.result.predict(k, which="last")[mask])
         scores = done.summary["final"][split]
         right = [float((a == b).mean()) for a, b in zip(truth, found, strict=True)]
         assert scores["accuracy_per_client"] == pytest.approx(right)
@@ -220,9 +227,9 @@ def test_saved_models_give_the_scores_of_the_summary(done: Done) -> None:
             assert graph.masks is not None
             labels = graph.labels[graph.masks.test]
             chosen = logits.argmax(dim=1).numpy()
-            if not suffix:
-                expected = np.array(done.federation.classes)[chosen]
-                np.testing.assert_array_equal(done.result.predict(k), expected)
+            expected = np.array(done.federation.classes)[chosen]
+            which = "best" if suffix else "last"
+            np.testing.assert_array_equal(done.result.predict(k, which=which), expected)
             accuracy.append(float((chosen[graph.masks.test] == labels).mean()))
             score = (logits[:, 1] - logits[:, 0]).numpy()[graph.masks.test]
             area.append(roc_auc_score(labels, score))
@@ -450,9 +457,11 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_area_does_not_select_among_more_than_two_classes() -> None:
-    with pytest.raises(UserError, match="metric auc needs two classes"):
-        polyphily.run("fedavg", small_federation(), **SMALL, metric="auc")
+def test_the_area_selects_among_more_than_two_classes() -> None:
+    result = polyphily.run("fedavg", small_federation(), **SMALL, metric="auc")
+    best = result.summary["best_val"]
+    assert 0 <= best["val"]["auc"] <= 1
+    assert result.summary["baseline"]["val"]["auc"] == pytest.approx(0.5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -569,7 +578,7 @@ def test_a_run_leaves_its_files(done: Done) -> None:
     models = [f"models/{name}{end}.safetensors" for name in names for end in ("", "-best")]
     files = {str(p.relative_to(done.folder)) for p in done.folder.rglob("*") if p.is_file()}
     assert files == {
-        *("config.toml", "partition.npz", "metrics.jsonl", "summary.json"),
+        *("config.toml", "partition.npz", "metrics.jsonl", "summary.json", "curves.json"),
         "checkpoint/state.safetensors",
         *models,
     }
@@ -578,13 +587,17 @@ def test_a_run_leaves_its_files(done: Done) -> None:
     saved = Partition.load(done.folder / "partition.npz")
     assert saved.sha256 == done.federation.partition.sha256
     with safe_open(done.folder / models[0], framework="pt") as file:
-        assert file.metadata() == {
-            "polyphily": polyphily.__version__,
-            "method": done.summary["method"],
-            "backbone": "gcn",
-            "network": "gcn",
-            "dataset": "csbm:nodes=60,features=8",
-        }
+        (facts,) = map(json.loads, file.metadata().values())
+    expected = {
+        "polyphily": polyphily.__version__,
+        "method": done.summary["method"],
+        "backbone": "gcn",
+        "network": "gcn",
+        "dataset": "csbm:nodes=60,features=8",
+        "classes": done.summary["classes"],
+        "settings": done.summary["settings"],
+    }
+    assert {name: facts[name] for name in expected} == expected
 
 
 def test_files_of_several_seeds_carry_the_seed(seeds: Done) -> None:
@@ -655,7 +668,7 @@ def test_the_models_of_the_last_good_round_are_kept(every: int, tmp_path: Path) 
     assert not (tmp_path / "failed" / "summary.json").exists()
     short = {**options, "rounds": good}
     polyphily.run("fedavg", tiny(), out=tmp_path / "good", **short)
-    failed, expected = model_bytes(tmp_path / "failed"), model_bytes(tmp_path / "good")
+    failed, expected = model_weights(tmp_path / "failed"), model_weights(tmp_path / "good")
     assert failed["global.safetensors"] == expected["global.safetensors"]
     if every == 1:
         assert failed == expected

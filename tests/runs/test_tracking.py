@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyphily.errors import UserError
-from polyphily.runs.tracking import SINKS, Log, check_trackers, scalars
+from polyphily.runs.tracking import SINKS, ClientScores, Log, check_trackers, scalars
 from report.stories import DATA, call
 
 
@@ -32,7 +32,7 @@ def test_a_log_sends_rounds_and_the_outcome() -> None:
     summary = {"best_val": {"test": {"accuracy": 0.25}}}
     assert log.finish(summary) is summary
     assert sink.steps == [
-        (7, {"seconds": 0.5, "trained/val/accuracy": 0.5}),
+        (7, {"cost/seconds": 0.5, "trained/val/accuracy": 0.5}),
         (7, {"best_val/test/accuracy": 0.25}),
     ]
 
@@ -56,6 +56,21 @@ def test_tensorboard_has_every_round(tmp_path: Path) -> None:
         assert [event.step for event in logged] == [1, 2, 3]
         wanted = [scalars(record)[name] for record in records]
         assert [event.value for event in logged] == pytest.approx(wanted, rel=1e-6)
+    for client in range(3):
+        logged = events.Scalars(f"clients test accuracy/client-{client}")
+        wanted = [r["received"]["test"]["accuracy_per_client"][client] for r in records]
+        assert [event.value for event in logged] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_scores_of_clients_have_one_group_and_names_that_trackers_take() -> None:
+    known = ClientScores(["bank north/1", "b:2", "c"], "trained", "auc")
+    scores = {"val": {"auc": 0.5, "auc_per_client": [0.25, None, 0.75]}}
+    record = {"round": 1, "trained": scores, "received": {"val": {"auc_per_client": [1, 1, 1]}}}
+    assert scalars(record, known) == {
+        "trained/val/auc": 0.5,
+        "clients val auc/bank-north-1": 0.25,
+        "clients val auc/c": 0.75,
+    }
 
 
 def test_mlflow_has_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

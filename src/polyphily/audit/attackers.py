@@ -40,7 +40,8 @@ from polyphily.audit.exchange import Exchange, last_exchange
 from polyphily.audit.links import Attack, FloatArray, at_chance, attack, cosines, draw_pairs
 from polyphily.core.messages import MODEL, Message, model_part
 from polyphily.engines.simulation import Simulation
-from polyphily.graphs.graph import Features, Graph, IntArray, canonical_edges
+from polyphily.graphs.edges import Edges, canonical_edges
+from polyphily.graphs.graph import Features, Graph, IntArray
 from polyphily.graphs.random import derive
 from polyphily.nn.backbones import Backbone, Output
 from polyphily.nn.stacked import StackedGraph
@@ -168,7 +169,7 @@ class Attacker:
         whole = simulation.cohort
         cohort = cohort_of(
             simulation.settings,
-            [replace(graph, edges=own) for graph, own in zip(self.graphs, edges, strict=True)],
+            [_with_edges(graph, own) for graph, own in zip(self.graphs, edges, strict=True)],
             whole.keys[:count],
             whole.classes,
         )
@@ -456,6 +457,14 @@ class Attacker:
             None if table is None or pairs is None else cosines(table, pairs)
             for table, pairs in zip(tables, self.pairs, strict=True)
         ]
+
+
+def _with_edges(graph: Graph, edges: IntArray) -> Graph:
+    """Return a graph with other edges, which are of no relation if its own have types."""
+    typed = graph.edge_types is not None
+    return graph.with_edges(
+        Edges(edges, types=np.zeros(edges.shape[1], np.int64) if typed else None)
+    )
 
 
 class _LinkScores(nn.Module):

@@ -16,10 +16,14 @@ from polyphily import __version__
 from polyphily.cli import (
     auditing,
     benching,
+    checking,
     comparing,
     deploying,
+    exporting,
+    help,
     inspecting,
     listings,
+    predicting,
     ranks,
     reporting,
     reproducing,
@@ -43,12 +47,16 @@ comparing.add_to(app)
 listings.add_to(app)
 reproducing.add_to(app)
 deploying.add_to(app)
+checking.add_to(app)
 inspecting.add_to(app)
 reporting.add_to(app)
+predicting.add_to(app)
+exporting.add_to(app)
 auditing.add_to(app)
 sweeping.add_to(app)
 studying.add_to(app)
 benching.add_to(app)
+help.arrange(app)
 
 
 def _print_version(asked: bool) -> None:

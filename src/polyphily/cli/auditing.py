@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyphily.cli import completion
+
 if TYPE_CHECKING:
     from polyphily.audit.attackers import Finding
 
@@ -20,7 +22,11 @@ def add_to(app: typer.Typer) -> None:
 def audit(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, or folders with runs in them.", metavar="RUN…"),
+        typer.Argument(
+            help="Run folders, or folders with runs in them.",
+            metavar="RUN…",
+            autocompletion=completion.run_folder,
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -72,28 +78,27 @@ def _row(finding: Finding) -> dict[str, Any]:
 def _show(audited: list[dict[str, Any]]) -> None:
     """Print a table for each run, and what was tried where an attack is at chance."""
     from rich.markup import escape
-    from rich.table import Table
 
     from polyphily.cli import terminal
+    from polyphily.cli.tables import Column, print_table, text
     from polyphily.report.words import percent, span
 
     terminal.out.print("[bold]Link inference[/bold], in %, mean over clients; chance is 50")
+    titles = ("AUC", "by client", "accuracy", "either way", "chance")
     for entry in audited:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("attacker sees")
-        for title in ("AUC", "by client", "accuracy", "either way", "chance"):
-            table.add_column(title, justify="right", no_wrap=True)
-        for row in entry["rows"]:
-            table.add_row(
-                escape(row["sees"]),
+        rows = [
+            (
+                row["sees"],
                 percent(row["auc"], 1),
                 span([client and client["auc"] for client in row["clients"]]),
                 percent(row["accuracy"], 1),
                 percent(row["auc_either_way"], 1),
                 percent(row["chance_either_way"], 1),
             )
+            for row in entry["rows"]
+        ]
         terminal.out.print(f"\n[bold]{escape(entry['run'])}[/bold]")
-        terminal.out.print(table)
+        print_table(terminal.out, [text("attacker sees"), *map(Column, titles)], rows)
         if tried := [row["tried"] for row in entry["rows"] if row["at_chance"]]:
             terminal.out.print(f"at chance: tried {escape('; '.join(tried))}")
         if entry["unread"]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from polyphily.cli import completion, options
 from polyphily.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,13 +26,25 @@ def add_to(app: typer.Typer) -> None:
 
 
 def bench(
-    dataset: Annotated[str, typer.Option("--dataset", help="The dataset.")] = "cora",
+    dataset: Annotated[
+        str,
+        typer.Option("--dataset", help="The dataset.", autocompletion=completion.datasets()),
+    ] = "cora",
     partition: Annotated[
-        str, typer.Option("--partition", help="The partition.")
+        str,
+        typer.Option(
+            "--partition", help="The partition.", autocompletion=completion.of("partitions")
+        ),
     ] = "louvain-capped",
     clients: Annotated[str, typer.Option("--clients", help="Numbers of clients: 10,20.")] = "10,20",
-    method: Annotated[str, typer.Option("--method", help="The method.")] = "fedavg",
-    backbone: Annotated[str, typer.Option("--backbone", help="The backbone.")] = "gcn",
+    method: Annotated[
+        str,
+        typer.Option("--method", help="The method.", autocompletion=completion.of("methods")),
+    ] = "fedavg",
+    backbone: Annotated[
+        str,
+        typer.Option("--backbone", help="The backbone.", autocompletion=completion.of("backbones")),
+    ] = "gcn",
     hidden: Annotated[int, typer.Option("--hidden", help="Width of hidden layers.", min=1)] = 64,
     epochs: Annotated[int, typer.Option("--epochs", help="Local steps per round.", min=1)] = 3,
     rounds: Annotated[int, typer.Option("--rounds", help="Timed rounds.", min=1)] = 20,
@@ -68,6 +81,8 @@ def bench(
     from polyphily.runtime.machine import threads as use_threads
 
     check_device(device)
+    if write is not None:
+        options.check_output("--write", write, (".md",))
     with use_threads(threads):
         if suite is not None or write is not None:
             _suite(suite, device, out, write, partitions)
@@ -75,12 +90,12 @@ def bench(
         from polyphily.bench.suite import record
 
         get = _loader(partitions)
-        options = {"backbone": backbone, "hidden": hidden, "epochs": epochs, "device": device}
+        settings = {"backbone": backbone, "hidden": hidden, "epochs": epochs, "device": device}
         records = [
             record(
                 get(dataset, partition=partition, clients=number),
                 method,
-                {**options, "input_dropout": 0.0},
+                {**settings, "input_dropout": 0.0},
                 rounds,
             )
             for number in _numbers(clients)
@@ -88,7 +103,11 @@ def bench(
     if as_json:
         typer.echo(json.dumps(records, indent=2))
         return
-    where = torch.cuda.get_device_name(device) if device != "cpu" else f"{threads} CPU threads"
+    where = (
+        torch.cuda.get_device_name(device)
+        if device != "cpu"
+        else f"{threads} CPU thread{'s' * (threads > 1)}"
+    )
     console = Console(highlight=False)
     console.print(
         f"[bold]{method}[/bold] on {dataset}, {backbone}-{hidden}, {epochs} epochs, {where}"
@@ -99,8 +118,8 @@ def bench(
         {
             "clients": timed["clients"],
             "engine": name,
-            "median": f"{times['median_ms']:.2f} ms",
-            "p95": f"{times['p95_ms']:.2f} ms",
+            "median": _time(times["median_ms"]),
+            "p95": _time(times["p95_ms"]),
             "ratio": f"{times['ratio']:.1f}",
             "accuracy": f"{100 * times['accuracy']:.1f} %",
         }
@@ -115,6 +134,17 @@ def bench(
                 f"{roof['megaflops']:.0f} MFLOP take {roof['least_ms']:.2f} ms at the least; "
                 f"{100 * roof['reached']:.0f} % of that speed is reached[/dim]"
             )
+
+
+def _time(milliseconds: float) -> str:
+    """Write a time with two digits in milliseconds, or in seconds if it is long.
+
+    >>> _time(27.083), _time(40887.5)
+    ('27.08 ms', '40.9 s')
+    """
+    from polyphily.report.words import duration
+
+    return f"{milliseconds:.2f} ms" if milliseconds < 1000 else duration(milliseconds / 1000)
 
 
 def _suite(

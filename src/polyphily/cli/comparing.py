@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyphily.cli import options, ranks, training
+from polyphily.cli import completion, options, ranks, training
 from polyphily.cli.training import PAGE, AsJson, Config, Page, Set, Track, Tune
 from polyphily.errors import PolyphilyError, UserError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from polyphily.runs.orders import Order, TuneRequest
     from polyphily.runs.run import Execution
 
-CELL_WIDTH = 17  # columns of a terminal that a score takes
 SEVERAL = ("dataset", "partition", "clients")  # what may differ between federations
 Out = Annotated[
     Path | None, typer.Option("--out", help="The folder of the runs. [dim]\\[runs/…][/dim]")
@@ -48,7 +47,9 @@ def compare(
     methods: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The methods to compare, in order, or all.", show_default=" ".join(options.METHODS)
+            help="The methods to compare, in order, or all.",
+            show_default=" ".join(options.METHODS),
+            autocompletion=completion.of("methods"),
         ),
     ] = None,
     config: Config = None,
@@ -298,7 +299,7 @@ class _Task:
             tested = board.ranking is not None and board.ranking.blocks > 1
             if tested:
                 terminal.out.print()
-                sheets.print_grid(board.rank_grid())
+                sheets.print_grids([board.rank_grid()])
             sheets.print_notes([*board.rank_notes(), *([COSTS] if tested else [])])
 
 
@@ -321,17 +322,20 @@ def _check_methods(
     for name, hyperparameters in own.items():
         method = create(name, hyperparameters)
         check_effects(method, request.assigned & hyperparameters.keys())
-        filled = complete(settings, method, first.kind, first.metric, dense=first.dense)
+        filled = complete(
+            settings,
+            method,
+            first.kind,
+            first.metric,
+            dense=first.dense,
+            relations=first.relations,
+        )
         check_privacy(method, filled, len(first))
         check_sampling(method, filled)
 
 
 def _print_several(board: Board) -> None:
-    from polyphily.cli import sheets, terminal
+    from polyphily.cli import sheets
 
-    longest = max(len(word) + 2 for title in board.cells for word in title.split())
-    beside = max(1, (terminal.out.width - 12) // max(CELL_WIDTH, longest))
-    for start in range(0, len(board.cells), beside):
-        sheets.print_grid(board.score_grid(board.cells[start : start + beside]))
-    sheets.print_grid(board.rank_grid())
+    sheets.print_grids([board.score_grid(board.cells), board.rank_grid()])
     sheets.print_notes(board.notes())

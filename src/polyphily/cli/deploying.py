@@ -1,4 +1,4 @@
-"""`polyphily server`, `site` and `predict`: training between real sites, over Flower."""
+"""`polyphily server` and `site`: training between real sites, over Flower."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyphily.cli import options
+from polyphily.cli import completion, options
+from polyphily.cli.training import Set
 from polyphily.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def add_to(app: typer.Typer) -> None:
     server.command("run")(options.with_settings(data=False)(run))
     app.add_typer(server, name="server")
     app.add_typer(site, name="site")
-    app.command("predict")(predict)
 
 
 # The server ----------------------------------------------------------------------------------
@@ -118,11 +118,14 @@ def status(
 
 def run(
     folder: Folder,
-    method: Annotated[str, typer.Argument(help="The method; `polyphily methods` lists them.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A hyperparameter of the method, name=value; repeat for more."),
-    ] = None,
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="The method; `polyphily methods` lists them.",
+            autocompletion=completion.of("methods"),
+        ),
+    ],
+    set_: Set = None,
     min_sites: Annotated[
         int | None, typer.Option(help="Fewest answers that a round needs.")
     ] = None,
@@ -343,7 +346,7 @@ def check_graph(
 
     site_graph = SiteGraph.read(graph)
     facts, digest = site_graph.summary(), site_graph.schema.digest
-    sent = _sent_by_site(method) if method else []
+    sent = _sent_by_site(method, table=bool(site_graph.schema.columns)) if method else []
     if as_json:
         extra = {"schema": digest} | ({"leaves": sent} if method else {})
         typer.echo(json.dumps(facts | extra))
@@ -367,7 +370,7 @@ def check_graph(
         listings.show(sent, False, {"name": "what", "shape": "shape", "rounds": "when"})
 
 
-def _sent_by_site(method: str) -> list[dict[str, str]]:
+def _sent_by_site(method: str, *, table: bool) -> list[dict[str, str]]:
     """Return a row for every tensor and number that a site sends in a run."""
     from polyphily.core.declarations import describe
     from polyphily.core.method import METHODS
@@ -377,7 +380,12 @@ def _sent_by_site(method: str) -> list[dict[str, str]]:
     others = (
         ("scores: views × (val, test) × metrics", f"2 × 2 × {len(METRICS)}", "every round"),
         ("mean training loss, seconds", "two numbers", "every round"),
-        ("names of feature columns and labels", "text", "once"),
+        ("names and kinds of columns, labels", "text", "once"),
+        (
+            "statistics of columns (privacy.md)",
+            "per column",
+            "once, unless private" if table else "if standardised",
+        ),
         ("numbers of validation and test nodes", "two numbers", "once"),
     )
     return up + [{"name": name, "shape": shape, "rounds": when} for name, shape, when in others]
@@ -421,22 +429,3 @@ def join(
         typer.echo(f"{time.strftime('%H:%M:%S')} {name}: {text}")
 
     take_part(own, member, report)
-
-
-def predict(
-    model: Annotated[
-        Path,
-        typer.Option("--model", help="A site's model: BUNDLE/models/RUN/best.safetensors."),
-    ],
-    graph: GraphAt,
-    out: Annotated[Path, typer.Option("--out", help="A .parquet or .csv file to write.")],
-    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
-) -> None:
-    """Predict the label of every node with a site's model, also of nodes that are new."""
-    from polyphily.cli.terminal import print_line
-    from polyphily.flower.prediction import predict as compute
-    from polyphily.flower.prediction import write
-
-    table = compute(model, graph, device)
-    write(table, out)
-    print_line(f"{len(table):,} predictions: {out}")

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyphily.cli import options
+from polyphily.cli import completion, options
 from polyphily.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from polyphily.graphs.loading import Federation
     from polyphily.heterogeneity.advice import Advice
@@ -59,12 +58,22 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _data_option(name: str) -> Any:
-    return typer.Option(f"--{name}", help=options.DATA[name][1], rich_help_panel="Data")
+    return typer.Option(
+        f"--{name}",
+        help=options.DATA[name][1],
+        metavar=options.METAVARS.get(name),
+        rich_help_panel="Data",
+        autocompletion=completion.of_option(name),
+    )
 
 
 def inspect(
     folder: Annotated[
-        Path | None, typer.Argument(help="A run folder, or a folder or file of your graphs.")
+        Path | None,
+        typer.Argument(
+            help="A run folder, or a folder or file of your graphs.",
+            autocompletion=completion.run_folder,
+        ),
     ] = None,
     dataset: Annotated[str | None, _data_option("dataset")] = None,
     partition: Annotated[str | None, _data_option("partition")] = None,
@@ -226,12 +235,12 @@ def show(inspection: Inspection, advice: Sequence[Advice], console: Console) -> 
         f"[bold]{escape(inspection.dataset)}[/bold], {clients} ({inspection.partition}), "
         f"split {escape(inspection.split)}, seed {inspection.seed}"
     )
-    console.print(_clients_table(inspection))
+    _print_clients(inspection, console)
     legend = [f"{name}: {explanation}" for name, explanation, _ in COLUMNS if explanation]
     console.print(f"[dim]{'; '.join(legend)}[/dim]")
     if count > 1:
         console.print()
-        console.print(_pairs_table(inspection))
+        _print_pairs(inspection, console)
         console.print(
             f"[dim]similar pairs (similarity 0.5 or more): "
             f"{number(100 * inspection.similarity_ratio, 0)} %, complementary: "
@@ -255,29 +264,25 @@ def show(inspection: Inspection, advice: Sequence[Advice], console: Console) -> 
         console.print(f"[dim]{escape(note)}[/dim]")
 
 
-def _table() -> Table:
-    from rich.table import Table
+def _print_clients(inspection: Inspection, console: Console) -> None:
+    from polyphily.cli.tables import Column, label, print_table
 
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
-def _clients_table(inspection: Inspection) -> Table:
-    table = _table()
-    table.add_column("graph", no_wrap=True, overflow="ellipsis", max_width=14)
-    for name, _, _ in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = list(inspection.clients)
-    if len(rows) > MOST_ROWS:
-        rows = _some(rows)
-    if inspection.graph:
-        table.add_row("whole", *[cell(inspection.graph) for *_, cell in COLUMNS], style="bold")
-    for profile in rows:
-        table.add_row(profile.name, *[cell(profile) for *_, cell in COLUMNS])
-    hidden = len(inspection.clients) - len(rows)
-    if hidden:
-        table.caption = f"{len(rows)} clients from low to high homophily; {hidden} more in --json"
-        table.caption_justify = "left"
-    return table
+    whole = [inspection.graph] if inspection.graph else []
+    clients = list(inspection.clients)
+    if len(clients) > MOST_ROWS:
+        clients = _some(clients)
+    names = ["whole"] * len(whole) + [profile.name for profile in clients]
+    rows = [
+        [name, *[cell(profile) for *_, cell in COLUMNS]]
+        for name, profile in zip(names, [*whole, *clients], strict=True)
+    ]
+    columns = [label("graph"), *[Column(name) for name, _, _ in COLUMNS]]
+    styles = ["bold"] * len(whole) + [""] * len(clients)
+    print_table(console, columns, rows, styles=styles)
+    if hidden := len(inspection.clients) - len(clients):
+        console.print(
+            f"[dim]{len(clients)} clients from low to high homophily; {hidden} more in --json[/dim]"
+        )
 
 
 def _some(profiles: Sequence[Profile]) -> list[Profile]:
@@ -290,31 +295,32 @@ def _some(profiles: Sequence[Profile]) -> list[Profile]:
     return [ordered[round(i * (len(ordered) - 1) / steps)] for i in range(MOST_ROWS)]
 
 
-def _pairs_table(inspection: Inspection) -> Table:
+def _print_pairs(inspection: Inspection, console: Console) -> None:
     import numpy as np
 
+    from polyphily.cli.tables import Column, label, print_table, text
     from polyphily.heterogeneity.inspection import mean_of_pairs
 
-    table = _table()
-    table.add_column("between clients", no_wrap=True)
-    for name in ("mean", "chance", "smallest", "largest"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("unit")
+    rows = []
     for key, name, unit in PAIRS:
         matrix = inspection.pairs[key]
         others = matrix[~np.eye(len(matrix), dtype=bool)]
         known = others[~np.isnan(others)]
         chance = inspection.pairs.get(f"{key}_chance")
         low, high = (known.min(), known.max()) if len(known) else (math.nan, math.nan)
-        table.add_row(
-            name,
-            number(mean_of_pairs(matrix)),
-            "" if chance is None else number(mean_of_pairs(chance)),
-            number(float(low)),
-            number(float(high)),
-            unit,
+        rows.append(
+            (
+                name,
+                number(mean_of_pairs(matrix)),
+                "" if chance is None else number(mean_of_pairs(chance)),
+                number(float(low)),
+                number(float(high)),
+                unit,
+            )
         )
-    return table
+    titles = ("mean", "chance", "smallest", "largest")
+    columns = [label("between clients"), *map(Column, titles), text("unit")]
+    print_table(console, columns, rows)
 
 
 def _loss_lines(inspection: Inspection) -> list[str]:

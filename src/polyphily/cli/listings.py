@@ -10,10 +10,14 @@ import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+
+from polyphily.cli import completion, tables
 
 if TYPE_CHECKING:
     from polyphily.core.search import Search
+
+NUMBERS = ("classes", "clients", "median", "p95", "ratio", "accuracy")
+UNBROKEN = ("name", "value", "engine", "selects", "evaluated")  # columns that do not wrap
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -51,7 +55,11 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
 
 @methods.command("show")
 def show_method(
-    name: Annotated[str, typer.Argument(help="The method's name.")], as_json: AsJson = False
+    name: Annotated[
+        str,
+        typer.Argument(help="The method's name.", autocompletion=completion.of("methods")),
+    ],
+    as_json: AsJson = False,
 ) -> None:
     """Show a method's citation, its hyperparameters, and every tensor sent by and to a site."""
     from polyphily.core.declarations import backbone_of, describe, example_sizes
@@ -109,7 +117,7 @@ def show_method(
     if parameters:
         rows = [_hyperparameter_row(p, ranges.get(p["name"])) for p in parameters]
         columns = {"name": "name", "value": "value", "meaning": "meaning"}
-        console.print(_indented(_table(rows, columns)))
+        _print_rows(console, rows, columns, indent=2)
     else:
         console.print("  none")
     if cls.left_open:
@@ -121,7 +129,7 @@ def show_method(
         console.print(f"\n[bold]{title}[/bold] (backbone {backbone_of(method)}, 2 layers)")
         for (heading, treatment), tensors in _by_declaration(rows, refusal).items():
             console.print(_indented(escape(heading)))
-            console.print(_indented(_table(tensors, {"name": "", "shape": ""}, header=False), 4))
+            _print_rows(console, tensors, {"name": "", "shape": ""}, indent=4, header=False)
             if treatment:
                 console.print(_indented(f"[dim]{escape(treatment)}[/dim]", 4))
         if not rows:
@@ -172,22 +180,28 @@ def datasets(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    shown = [
-        {
-            **row,
-            **{k: f"{row[k]:,}" if row[k] else "any" for k in ("nodes", "edges", "features")},
-            "present": "yes" if row["present"] else "no",
-            "source": host(row["source"]),
-        }
-        for row in rows
-    ]
-    console = Console(highlight=False)
-    columns = ("name", "nodes", "edges", "features", "classes", "present", "source")
+    columns = [tables.label("dataset")]
+    columns += [tables.Column(name) for name in ("nodes", "edges", "features", "classes")]
+    shown: list[tuple[str, ...]] = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        members = [row for row in shown if row["kind"] == kind]
-        console.print(_table(members, {"name": kind} | {name: name for name in columns[1:]}))
-        console.print()
-    console.print(f"[dim]files are kept in {data_root()} (POLYPHILY_DATA)[/dim]", soft_wrap=True)
+        shown += [(kind, "", "", "", "", "")]
+        shown += [
+            (
+                f"  {row['name']}",
+                *[f"{row[k]:,}" if row[k] else "any" for k in ("nodes", "edges", "features")],
+                str(row["classes"]),
+                "present" if row["present"] else host(row["source"]),
+            )
+            for row in rows
+            if row["kind"] == kind
+        ]
+    console = Console(highlight=False)
+    styles = ["" if row[1] else "bold" for row in shown]
+    tables.print_table(console, [*columns, tables.label("files")], shown, styles=styles)
+    console.print(
+        f"[dim]files: present in {data_root()} (POLYPHILY_DATA), or where they come from[/dim]",
+        soft_wrap=True,
+    )
 
 
 def partitions(as_json: AsJson = False) -> None:
@@ -230,8 +244,8 @@ def metrics(as_json: AsJson = False) -> None:
         {**row, "classes": row["classes"] or "any", "selects": "yes" if row["selects"] else "no"}
         for row in rows
     ]
-    columns = {"title": "in reports", "summary": "what it does", "classes": "classes"}
-    show(shown, False, {"name": "metric", **columns, "selects": "--metric"})
+    columns = {"name": "metric", "summary": "what it does", "classes": "classes"}
+    show(shown, False, columns | {"selects": "--metric"})
     Console(highlight=False).print(
         "[dim]classes: the number of classes that the data must have; --metric: whether the "
         "metric can select the best round on validation[/dim]"
@@ -295,24 +309,25 @@ def show(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> 
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
-        Console(highlight=False).print(_table(rows, columns))
+        _print_rows(Console(highlight=False), rows, columns)
 
 
 def _indented(content: RenderableType, columns: int = 2) -> Padding:
     return Padding(content, (0, 0, 0, columns), expand=False)
 
 
-def _table(rows: list[dict[str, Any]], columns: dict[str, str], *, header: bool = True) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header)
-    widths = {"nodes": 9, "edges": 10, "features": 8, "classes": 7}
-    for key, title in columns.items():
-        table.add_column(
-            title,
-            justify="right" if key in widths else "left",
-            no_wrap=key in ("name", "present", *widths),
-            min_width=widths.get(key, 16 if "nodes" in columns and key == "name" else None),
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*[escape(str(row[key])) for key in columns])
-    return table
+def _print_rows(
+    console: Console,
+    rows: list[dict[str, Any]],
+    columns: dict[str, str],
+    *,
+    indent: int = 0,
+    header: bool = True,
+) -> None:
+    """Print a table. Columns of numbers are aligned at the right, and names do not wrap."""
+    kinds = [
+        tables.Column(title, right=key in NUMBERS, wraps=key not in (*NUMBERS, *UNBROKEN))
+        for key, title in columns.items()
+    ]
+    cells = [[str(row[key]) for key in columns] for row in rows]
+    tables.print_table(console, kinds, cells, header=header, indent=indent)

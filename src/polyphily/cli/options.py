@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 import typer
 
+from polyphily.cli import completion
 from polyphily.core.settings import Settings
 from polyphily.errors import UserError, unknown
 
@@ -25,8 +27,50 @@ DATA: dict[str, tuple[type, str]] = {
     "clients": (int, "Number of clients; the dataset's usual number unless given."),
     "split": (str, "Train, val and test: 0.6,0.2,0.2 (add :client or :global), 5-fold, or own."),
     "seeds": (str, "Seeds of partition, split and weights, trained side by side: 0,1,2 or 0-4."),
-    "normalize": (str, "Normalisation of features: none, row or standard."),
+    "normalize": (str, "Normalisation of features: none, row, or standard (by the train nodes)."),
+    "encoding": (
+        str,
+        "How columns of tables become features: agreed by all clients, or home (the default with "
+        "--dp and --secure-aggregation), where no statistics are exchanged.",
+    ),
     "noise": (str, "Noise in the graphs: edges=0.1, features=0.1, labels=0.1, or several."),
+}
+BY_DATA = "by data"  # the default of a setting that `core.recipes` fills in
+WORDS = ("normalize", "encoding")  # in any case
+METAVARS = {
+    "dataset": "NAME",
+    "partition": "NAME",
+    "split": "SHARES",
+    "seeds": "LIST",
+    "backbone": "NAME",
+    "metric": "NAME",
+}
+PANELS: dict[str, tuple[str, ...]] = {  # settings by heading of the help; others: "Training"
+    "Network": (
+        "backbone",
+        "hidden",
+        "layers",
+        "dropout",
+        "input_dropout",
+        "heads",
+        "hops",
+        "norms",
+        "readout",
+        "label_inputs",
+        "direction",
+        "edge_weights",
+        "relations",
+    ),
+    "Evaluation": (
+        "evaluate_every",
+        "patience",
+        "selection",
+        "metric",
+        "positive",
+        "threshold_rule",
+    ),
+    "Machine": ("engine", "device", "dtype", "precision", "threads", "memory"),
+    "Privacy": ("dp", "secure_aggregation"),
 }
 DEFAULT_DATASET = "csbm"
 METHOD = "polyphony"  # of `run`, unless another is named
@@ -50,8 +94,15 @@ def _flag_type(kind: Any) -> type:
     return single
 
 
+def _default(value: Any) -> str:
+    """Write the default of a setting for its help."""
+    if value in (None, ""):
+        return BY_DATA
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
 def with_settings(
-    panel: str = "Training", *, data: bool = True, several: Collection[str] = ()
+    *, data: bool = True, several: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting and, with `data`, for every entry of `DATA`.
 
@@ -72,20 +123,32 @@ def with_settings(
             names = ["--seeds", "--seed"] if name == "seeds" else [f"--{name}"]
             if name in several:
                 kind, text = str, f"{text} Several: with commas."
-            flags[name] = (kind, typer.Option(None, *names, help=text, rich_help_panel="Data"))
+            flags[name] = (
+                kind,
+                typer.Option(
+                    None,
+                    *names,
+                    help=text,
+                    metavar=METAVARS.get(name),
+                    rich_help_panel="Data",
+                    autocompletion=completion.of_option(name, several=name in several),
+                ),
+            )
         docs, kinds = attribute_docs(Settings), get_type_hints(Settings)
+        panels = {setting: panel for panel, names in PANELS.items() for setting in names}
         for field in dataclasses.fields(Settings):
             kind = _flag_type(kinds[field.name])
             flag = f"--{field.name.replace('_', '-')}"
-            default = "by data and backbone" if field.default is None else field.default
             text = docs[field.name].rstrip(".")
             flags[field.name] = (
                 kind,
                 typer.Option(
                     None,
                     f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-                    help=f"{text[0].upper()}{text[1:]}. [dim]\\[{default}][/dim]",
-                    rich_help_panel=panel,
+                    help=f"{text[0].upper()}{text[1:]}. [dim]\\[{_default(field.default)}][/dim]",
+                    metavar=METAVARS.get(field.name),
+                    rich_help_panel=panels.get(field.name, "Training"),
+                    autocompletion=completion.of_option(field.name),
                 ),
             )
         added = [
@@ -106,6 +169,21 @@ def with_settings(
         return wrapper
 
     return decorate
+
+
+def check_output(flag: str, file: Path, endings: Sequence[str]) -> None:
+    """Raise a `UserError` for a file with another ending or in a folder that may not be written to.
+
+    Called before any work is done.
+    """
+    if file.suffix.lower() not in endings:
+        *others, last = endings
+        known = f"{', '.join(others)} or {last}" if others else last
+        raise UserError(f"{flag} {file}: the file must end in {known}")
+    above = next(folder for folder in file.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = "may not be written to" if above.is_dir() else "is no folder"
+        raise UserError(f"{flag} {file}: {above} {reason}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +225,7 @@ def gather(
     chosen = method or merged.pop("method", None)
     merged.pop("method", None)
     data = {name: merged.pop(name) for name in DATA if name in merged}
+    data |= {name: str(data[name]).lower() for name in WORDS if name in data}
     seeds = _seeds(data.pop("seeds", 0))
     data.setdefault("dataset", DEFAULT_DATASET)
     return Request(chosen, data, seeds, merged, hyperparameters, frozenset(assigned))
@@ -213,6 +292,8 @@ def _seeds(value: Any) -> list[int]:
         raise UserError(
             f"seeds: '{value}' is not a list of whole numbers such as 0,1,2 or 0-4"
         ) from None
+    if not seeds and str(value).strip():
+        raise UserError(f"seeds: '{value}' is an empty range: write the smaller number first")
     if len(set(seeds)) < len(seeds) or min(seeds, default=-1) < 0:
         raise UserError(f"seeds: '{value}' must be different numbers, 0 or more")
     return seeds

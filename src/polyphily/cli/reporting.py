@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyphily.cli import completion, options
 from polyphily.errors import PolyphilyError, UserError
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 MOST_NODES = 25_000  # larger federations are measured by `polyphily report` only
 
 Folders = Annotated[
-    list[Path], typer.Argument(help="Run folders, or folders with runs in them.", metavar="RUN…")
+    list[Path],
+    typer.Argument(
+        help="Run folders, or folders with runs in them.",
+        metavar="RUN…",
+        autocompletion=completion.run_folder,
+    ),
 ]
 
 
@@ -48,6 +54,8 @@ def report(
     from polyphily.cli import terminal
     from polyphily.report import runs
 
+    if out is not None:
+        options.check_output("--out", out, (".html", ".htm"))
     found = runs.read_runs(folders)
     if measure:
         found = _measure_missing(found)
@@ -194,12 +202,17 @@ def plot(
         str,
         typer.Argument(
             help="convergence, homophily, spectral-kl, client-scale, sensitivity, ablation, "
-            "high-frequency or inertia."
+            "high-frequency or inertia.",
+            autocompletion=completion.of("figures"),
         ),
     ],
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders, or folders with runs in them.", metavar="[RUN…]"),
+        typer.Argument(
+            help="Run folders, or folders with runs in them.",
+            metavar="[RUN…]",
+            autocompletion=completion.run_folder,
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The file: .pdf, .svg or .png.")] = Path(
         "figure.pdf"
@@ -235,6 +248,7 @@ def plot(
     from polyphily.cli import terminal
     from polyphily.report import figures, runs
 
+    options.check_output("--out", out, figures.SUFFIXES)
     look = figures.Look(width, against, score)
     if figure in figures.OF_DATA:
         drawn = _plot_data(figure, folders, dataset, look)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from polyphily.cli import options, sheets, training
+from polyphily.cli import completion, options, sheets, training
 from polyphily.core.settings import from_mapping
 from polyphily.errors import PolyphilyError, UserError, unknown
 from polyphily.papers import contents, pages, plan, report, tables
@@ -52,7 +52,11 @@ def add_to(app: typer.Typer) -> None:
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="The paper: fedspa, fedgsp, fedhero, s2fgl, fedath.")
+        str | None,
+        typer.Argument(
+            help="The paper: fedspa, fedgsp, fedhero, s2fgl, fedath.",
+            autocompletion=completion.words(tables.PAPERS),
+        ),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List tables and figures with their state, and exit.")
@@ -127,6 +131,7 @@ def reproduce(
     source = tables.paper(paper)
     folder = out or Path("reproduce") / source.name
     if page is not None:
+        options.check_output("--page", page, (".md",))
         _write_page(source, folder, page)
         return
     if table and figure:
@@ -307,8 +312,7 @@ def _exhibit(task: Task, exhibit: Exhibit, write: Sequence[Path], as_json: bool)
         return
     console = Console(highlight=False)
     console.print(f"[bold]{escape(title)}[/bold]\n")
-    for grid in made.grids:
-        sheets.print_grid(grid)
+    sheets.print_grids(made.grids)
     sheets.print_notes(made.notes)
     for path in files:
         console.print(escape(path), soft_wrap=True)

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from polyphily.cli import options
+from polyphily.cli.tables import Column, print_table
 from polyphily.errors import UserError
 from polyphily.papers import report
 from polyphily.papers.contents import Item
@@ -67,24 +70,25 @@ def _folded(number: str) -> str:
     return value.replace(" (", "\n(") + (f"\n[{notes}" if bracket else "")
 
 
-def print_grid(grid: Grid) -> None:
+def print_grids(grids: Sequence[Grid]) -> None:
+    """Print tables, with a blank line between them."""
+    for i, grid in enumerate(grids):
+        if i:
+            typer.echo()
+        _print_grid(grid)
+
+
+def _print_grid(grid: Grid) -> None:
     """Print a table of an exhibit; of a long one, such as a curve, the first rows."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, name in enumerate(grid.columns):
-        table.add_column(
-            escape(name),
-            justify="right" if is_right(grid, i) else "left",
-            min_width=max(map(len, name.split()), default=1),
-            overflow="fold",
-        )
-    for row in grid.rows[:LONG]:
-        table.add_row(*[escape(text_of(cell)) for cell in row])
+    columns = [
+        Column(name, right=is_right(grid, i), wraps=not is_right(grid, i))
+        for i, name in enumerate(grid.columns)
+    ]
     console = Console(highlight=False)
     console.print(f"[bold]{escape(grid.title)}[/bold]")
-    console.print(table)
+    print_table(console, columns, [[*map(text_of, row)] for row in grid.rows[:LONG]])
     if len(grid.rows) > LONG:
         console.print(f"… and {len(grid.rows) - LONG} more rows: see the CSV file")
-    console.print()
 
 
 def print_contents(paper: Paper, items: Sequence[Item]) -> None:
@@ -122,9 +126,9 @@ def _print_notes(
 
 
 def check_files(files: Sequence[Path]) -> None:
+    """Raise a `UserError` if a table cannot be written to one of the files of --write."""
     for file in files:
-        if file.suffix.lower() not in SUFFIXES:
-            raise UserError(f"--write {file}: the file must end in {', '.join(SUFFIXES)}")
+        options.check_output("--write", file, SUFFIXES)
 
 
 def scores_as(suffix: str, results: Sequence[Mapping[str, Any]]) -> str:

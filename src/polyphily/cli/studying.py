@@ -13,12 +13,16 @@ import typer
 from rich.console import Console
 
 from polyphily import studies
-from polyphily.cli import options
+from polyphily.cli import completion, options
 from polyphily.errors import UserError
 
 LEADERBOARD = "leaderboard"
 CONTEST = "polyphony"
 C = TypeVar("C")
+
+
+def _complete_study(incomplete: str) -> list[tuple[str, str]]:
+    return completion.words((*studies.studies(), LEADERBOARD, CONTEST))(incomplete)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,7 +32,10 @@ def add_to(app: typer.Typer) -> None:
 def study(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Studies, all unless given (see --list), or leaderboard."),
+        typer.Argument(
+            help="Studies, all unless given (see --list), or leaderboard.",
+            autocompletion=_complete_study,
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List studies and cells and exit.")] = False,
     only: Annotated[
@@ -46,7 +53,9 @@ def study(
     methods: Annotated[
         list[str] | None,
         typer.Option(
-            "--methods", help="Rows of the leaderboard: fedavg,mine; all methods unless given."
+            "--methods",
+            help="Rows of the leaderboard: fedavg,mine; all methods unless given.",
+            autocompletion=completion.of("methods", several=True),
         ),
     ] = None,
     digest: Annotated[
@@ -93,6 +102,8 @@ def study(
         raise UserError("--methods chooses rows of the leaderboard: polyphily study leaderboard")
     if len(write or []) > 1:
         raise UserError("--write: the studies have one file of tables")
+    for file in write or []:
+        options.check_output("--write", file, (".md",))
     changes = options.gather(None, {}, set_ or [], None).hyperparameters
     wanted = [studies.find_study(name).with_set(changes) for name in names or studies.studies()]
     cells = [(s, cell) for s in wanted for cell in s.cells if (only or "") in cell.title]
@@ -165,13 +176,15 @@ def _share(text: str) -> tuple[int, int]:
 def _run(cells: Sequence[tuple[studies.Study, studies.Cell]], here: _Runs) -> None:
     from polyphily.studies import trials
 
-    options = here.options()
+    how = here.options()
     for s, cell in here.part(cells):
-        trials.run_cell(s, cell, here.out, **options)
+        trials.run_cell(s, cell, here.out, **how)
 
 
 def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, run: bool) -> None:
     """Run Polyphony's comparison with everything else, and write or print it."""
+    for file in write:
+        options.check_output("--write", file, (".md",))
     from polyphily.studies import contest
 
     cells = [cell for cell in contest.contest().cells if (only or "") in cell.title]
@@ -182,9 +195,9 @@ def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, 
             typer.echo(f"{CONTEST} {cell.title}")
         return
     if run:
-        options = here.options()
+        how = here.options()
         for cell in here.part(cells):
-            contest.run(cell, here.out, **options)
+            contest.run(cell, here.out, **how)
     text = contest.section(here.out) or "Polyphony has not run in any cell yet."
     for file in write:
         _save(file, text + "\n")
@@ -204,9 +217,8 @@ def _leaderboard(
     from polyphily.studies import leaderboard as boards
     from polyphily.studies.standings import SUFFIXES, Standings
 
-    wrong = [file for file in write if file.suffix.lower() not in SUFFIXES]
-    if wrong:
-        raise UserError(f"--write {wrong[0]}: the name must end in {', '.join(SUFFIXES)}")
+    for file in write:
+        options.check_output("--write", file, SUFFIXES)
     board = boards.leaderboard()
     cells = [cell for cell in board.cells if (only or "") in cell.title]
     if not cells:
@@ -217,9 +229,9 @@ def _leaderboard(
             typer.echo(f"{LEADERBOARD} {cell.title}")
         return
     if run:
-        options = here.options()
+        how = here.options()
         for cell in here.part(cells):
-            boards.run_cell(board, cell, chosen, here.out, **options)
+            boards.run_cell(board, cell, chosen, here.out, **how)
     shown = Standings(board, board.entrants(), here.out)
     for file in write:
         _save(file, shown.text(file.suffix.lower()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyphily.cli import options, training
+from polyphily.cli import completion, options, training
 from polyphily.cli.training import AsJson, Config, Page, Set, Track, Tune
 from polyphily.errors import TrainingError, UserError
 
@@ -26,13 +26,19 @@ def add_to(app: typer.Typer) -> None:
 
 
 def sweep(
-    methods: Annotated[list[str], typer.Argument(help="The methods to run at every point.")],
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            help="The methods to run at every point.", autocompletion=completion.of("methods")
+        ),
+    ],
     vary: Annotated[
         list[str],
         typer.Option(
             "--vary",
             help="name=v1,v2,…: a hyperparameter, a setting, or data such as clients. Repeat for a "
             "grid. Separate values that contain commas with semicolons.",
+            autocompletion=completion.varied,
         ),
     ],
     config: Config = None,
@@ -191,31 +197,32 @@ def _outcome(run: Run) -> dict[str, Any]:
 
 
 def _table(found: Sequence[Run], at: Sequence[Point], axes: Sequence[str]) -> None:
-    from rich.table import Table
-
     from polyphily.cli import terminal
-    from polyphily.report.words import WARM_UP, in_warm_up, percent
+    from polyphily.cli.tables import Column, label, print_table
+    from polyphily.report.words import WARM_UP, duration, in_warm_up, percent
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in axes:
-        table.add_column(name.replace("_", "-"))
-    table.add_column("method")
-    for name in ("validation", "test", "client mean", "ms/round"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = [label(name.replace("_", "-")) for name in axes] + [label("method")]
+    columns += [Column(name) for name in ("validation", "test", "client mean", "round")]
     best = max(run.validation or 0 for run in found)
+    rows = []
     for run, point in zip(found, at, strict=True):
         spread = f" ± {percent(run.spread)}" if run.spread is not None else ""
-        table.add_row(
-            *[point.get(name, "–") for name in axes],
-            run.method,
-            percent(run.validation),
-            percent(run.score) + spread + WARM_UP * in_warm_up(run.summary),
-            percent(run.test.get(f"{run.metric}_client_mean")),
-            f"{1000 * run.summary['seconds_per_round_median']:.1f}",
-            style="bold" if run.validation == best else "",
+        rows.append(
+            (
+                *[point.get(name, "–") for name in axes],
+                run.method,
+                percent(run.validation),
+                percent(run.score) + spread + WARM_UP * in_warm_up(run.summary),
+                percent(run.test.get(f"{run.metric}_client_mean")),
+                duration(run.summary["seconds_per_round_median"]),
+            )
         )
     terminal.out.print()
     terminal.out.print(f"[bold]{found[0].metric} in %[/bold], at the best validation round")
-    terminal.out.print(table)
-    terminal.out.print("[dim]bold: the row that validation chooses[/dim]")
+    styles = ["bold" * (run.validation == best) for run in found]
+    print_table(terminal.out, columns, rows, keys=len(axes) + 1, styles=styles)
+    seeds = f"{terminal.SEEDS}; " * any(run.spread is not None for run in found)
+    terminal.out.print(
+        f"[dim]{seeds}round: median time of a round; bold: the row that validation chooses[/dim]"
+    )
     terminal.closing_notes([run.summary for run in found])

@@ -20,16 +20,30 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
+from polyphily.cli.tables import Column, label, print_table, text
 from polyphily.core.method import VIEW_OF
 from polyphily.report.runs import show
-from polyphily.report.words import WARM_UP, in_warm_up, percent, size, span
+from polyphily.report.words import (
+    WARM_UP,
+    decision_words,
+    duration,
+    in_warm_up,
+    percent,
+    size,
+    span,
+)
+from polyphily.runs.assessment import baseline_name
 from polyphily.runs.run import Progress as RoundCallback
 from polyphily.runs.searching import Report, Standing
 from polyphily.runs.trials import Searched, SearchTrial
 
 TOP = 5  # trials of a search that are printed
+MOMENTS = {"best_val": "best val", "last5": "last 5", "final": "last"}
+VIEWS = (
+    "received: the model that the server sends; trained: each client's model after local training"
+)
+SEEDS = "±: standard deviation over seeds"
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -121,84 +135,70 @@ def trials(found: Searched) -> None:
     shown = ranked[:TOP]
     if found.trials[0] not in shown:
         shown.append(found.trials[0])
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("trial", f"val {found.metric}", "lr", "decay"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("values")
+    columns = [Column(title) for title in ("trial", f"val {found.metric}", "lr", "decay")]
     if len(found.trials) == 1:  # rates alone were tried
-        _add_rates(table, found.trials[0], found.view)
-    for trial in shown if len(found.trials) > 1 else ():
-        pair = trial.best(found.view)
-        rates = (f"{pair.lr:g}", f"{pair.weight_decay:g}") if pair else ("–", "–")
-        values = ", ".join(f"{name} {show(value)}" for name, value in trial.values.items())
-        words = f"failed: {trial.failure}" if trial.failure else values
-        table.add_row(
-            str(trial.number) + (" defaults" if trial.number == 0 else ""),
-            percent(trial.score(found.view)),
-            *rates,
-            escape(words),
-            style="bold" if trial is found.best else "",
-        )
+        rows = _rate_rows(found.trials[0], found.view)
+    else:
+        rows = [(_trial_row(trial, found.view), trial is found.best) for trial in shown]
     count = len(found.trials)
     words = f"{count} trials" if count > 1 else "rates tried"
     err.print(f"[bold]{found.method}[/bold]: {words}, chosen by validation (no test score is used)")
-    err.print(table)
+    print_table(
+        err,
+        [*columns, text("values")],
+        [cells for cells, _ in rows],
+        styles=["bold" * best for _, best in rows],
+    )
 
 
-def _add_rates(table: Table, trial: SearchTrial, view: str) -> None:
-    """Add a row for each pair of rates of a trial, the best first."""
+def _trial_row(trial: SearchTrial, view: str) -> tuple[str, ...]:
+    pair = trial.best(view)
+    rates = (f"{pair.lr:g}", f"{pair.weight_decay:g}") if pair else ("–", "–")
+    values = ", ".join(f"{name} {show(value)}" for name, value in trial.values.items())
+    return (
+        str(trial.number) + (" defaults" if trial.number == 0 else ""),
+        percent(trial.score(view)),
+        *rates,
+        f"failed: {trial.failure}" if trial.failure else values,
+    )
+
+
+def _rate_rows(trial: SearchTrial, view: str) -> list[tuple[tuple[str, ...], bool]]:
+    """Return a row for each pair of rates of a trial, the best first, and whether it is best."""
     best = trial.best(view)
-    for pair in sorted(trial.rates, key=lambda p: -(p.score(view) or -1.0)):
-        table.add_row(
-            "",
-            percent(pair.score(view)),
-            f"{pair.lr:g}",
-            f"{pair.weight_decay:g}",
-            escape(f"failed: {pair.failure}" if pair.failure else ""),
-            style="bold" if pair is best else "",
+    return [
+        (
+            (
+                "",
+                percent(pair.score(view)),
+                f"{pair.lr:g}",
+                f"{pair.weight_decay:g}",
+                f"failed: {pair.failure}" if pair.failure else "",
+            ),
+            pair is best,
         )
+        for pair in sorted(trial.rates, key=lambda p: -(p.score(view) or -1.0))
+    ]
 
 
 def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     """Print the scores of a run: two views at the best, the last five and the last round."""
     metric = summary["selection"]["metric"]
-    several = len(summary["seeds"]) > 1
-    table = Table(title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("view")
-    table.add_column("round")
-    names = [metric] if metric == "accuracy" else ["accuracy", metric]
-    for name in names:
-        table.add_column(f"val {name}", justify="right")
-        table.add_column(f"test {name}", justify="right")
-    table.add_column("client mean", justify="right", no_wrap=True)
-    table.add_column("client range", justify="right", no_wrap=True)
     own = VIEW_OF[summary["evaluated"]]
-    for view in ("received", "trained"):
-        for moment, label in (("best_val", "best val"), ("last5", "last 5"), ("final", "last")):
-            scores = summary["views"][view][moment]
-            cells = [
-                _with_spread(scores[split], name, several)
-                for name in names
-                for split in ("val", "test")
-            ]
-            test = scores["test"]
-            table.add_row(
-                view if moment == "best_val" else "",
-                label,
-                *cells,
-                percent(test.get(f"{names[-1]}_client_mean")),
-                span(test.get(f"{names[-1]}_per_client", [])),
-                style="bold" if view == own and moment == "best_val" else "",
-            )
     out.print()
     out.print(f"[bold]{summary['method']}[/bold] on {escape(describe_data(summary))}")
-    out.print(table)
+    for name in dict.fromkeys((metric, "accuracy", *_lopsided(summary))):
+        out.print(f"\n[bold]{escape(name)}[/bold] in %")
+        _print_scores(summary, name, own)
     out.print(
-        f"[dim]{summary['method']} is evaluated by the {own} model; "
-        f"{1000 * summary['seconds_per_round_median']:.1f} ms a round, "
+        f"[dim]{summary['method']} is evaluated by the {own} model (bold). {VIEWS}. "
+        f"{SEEDS + '. ' if len(summary['seeds']) > 1 else ''}"
+        f"A round takes {duration(summary['seconds_per_round_median'])} and sends "
         f"{size(summary['bytes_up_per_round'])} up and "
-        f"{size(summary['bytes_down_per_round'])} down a round[/dim]"
+        f"{size(summary['bytes_down_per_round'])} down.[/dim]"
     )
+    if words := decision_words(summary):
+        out.print(f"[dim]{escape(words)}[/dim]")
     if tuning := summary.get("tuning"):
         failed = f", {tuning['failed']} of them failed" if tuning["failed"] else ""
         count = f"{tuning['trials']} trial{'s' if tuning['trials'] > 1 else ''}"
@@ -225,48 +225,110 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     print_line(f"run folder: {folder}")
 
 
+def _print_scores(summary: Mapping[str, Any], metric: str, own: str) -> None:
+    """Print one metric of a run: both views at the best, the last five and the last round."""
+    columns = [label("view"), label("round")]
+    columns += [Column(title) for title in ("val", "test", "client mean", "client range")]
+    rows, styles = [], []
+    for view in ("received", "trained"):
+        for moment, name in MOMENTS.items():
+            scores = summary["views"][view][moment]
+            test = scores["test"]
+            rows.append(
+                (
+                    view if moment == "best_val" else "",
+                    name,
+                    _with_spread(scores["val"], metric, summary),
+                    _with_spread(test, metric, summary),
+                    percent(test.get(f"{metric}_client_mean")),
+                    span(test.get(f"{metric}_per_client", [])),
+                )
+            )
+            styles.append("bold" if view == own and moment == "best_val" else "")
+    if trivial := summary.get("baseline"):
+        rows.append((_baseline(metric), "", *_trivial(trivial, metric, summary)))
+        styles.append("dim")
+    print_table(out, columns, rows, keys=2, styles=styles)
+
+
+def _trivial(
+    trivial: Mapping[str, Any], metric: str, summary: Mapping[str, Any]
+) -> tuple[str, str, str, str]:
+    """Return the cells of the trivial predictor's scores: val, test, client mean, client range."""
+    test = trivial["test"]
+    return (
+        _with_spread(trivial["val"], metric, summary),
+        _with_spread(test, metric, summary),
+        percent(test.get(f"{metric}_client_mean")),
+        span(test.get(f"{metric}_per_client", [])),
+    )
+
+
+def _baseline(metric: str) -> str:
+    """Return the name of the trivial predictor on two lines, so that its column stays narrow."""
+    return baseline_name(metric).replace(" ", "\n")
+
+
+def _lopsided(summary: Mapping[str, Any]) -> list[str]:
+    """Return balanced accuracy if the largest of many classes has more than half of the nodes."""
+    share = summary.get("baseline", {}).get("test", {}).get("accuracy")
+    many = len(summary["classes"]) > 2
+    return ["balanced_accuracy"] if many and share is not None and share > 0.5 else []
+
+
 def comparison(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print several methods side by side, each in its own view at its best validation round."""
     metric = summaries[0]["selection"]["metric"]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, justify in (
-        ("method", "left"),
-        ("test", "right"),
-        ("client mean", "right"),
-        ("client range", "right"),
-        ("view", "left"),
-        ("ms/round", "right"),
-        ("up/round", "right"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    columns = [label("method"), *map(Column, ("test", "client mean", "client range"))]
+    columns += [label("view"), *map(Column, ("round", "upload"))]
     values = [summary["best_val"]["test"].get(metric) or 0 for summary in summaries]
-    for summary, value in zip(summaries, values, strict=True):
+    rows = []
+    for summary in summaries:
         test = summary["best_val"]["test"]
         per_client = test.get(f"{metric}_per_client", [])
         clients = [v for v in per_client if v is not None]
-        deviation = f" ± {percent(statistics.stdev(clients))}" if len(clients) > 1 else ""
-        table.add_row(
-            summary["method"] + WARM_UP * in_warm_up(summary),
-            _with_spread(test, metric, len(summary["seeds"]) > 1),
-            percent(test.get(f"{metric}_client_mean")) + deviation,
-            span(per_client),
-            VIEW_OF[summary["evaluated"]],
-            f"{1000 * summary['seconds_per_round_median']:.1f}",
-            size(summary["bytes_up_per_round"]),
-            style="bold" if value == max(values) else "",
+        deviation = f" ± {percent(statistics.stdev(clients), 1)}" if len(clients) > 1 else ""
+        rows.append(
+            (
+                summary["method"] + WARM_UP * in_warm_up(summary),
+                _with_spread(test, metric, summary),
+                percent(test.get(f"{metric}_client_mean"), 1) + deviation,
+                span(per_client, "–"),
+                VIEW_OF[summary["evaluated"]],
+                duration(summary["seconds_per_round_median"]),
+                size(summary["bytes_up_per_round"]),
+            )
         )
+    styles = ["bold" * (v == max(values)) for v in values]
+    if trivial := summaries[0].get("baseline"):
+        test = trivial["test"]
+        cells = (
+            _with_spread(test, metric, summaries[0]),
+            percent(test.get(f"{metric}_client_mean"), 1),
+            span(test.get(f"{metric}_per_client", []), "–"),
+        )
+        rows.append((_baseline(metric), *cells, "", "", ""))
+        styles.append("dim")
     out.print()
-    out.print(f"[bold]Test {metric} in %[/bold] on {escape(describe_data(*summaries))}")
-    out.print(table)
-    out.print("[dim]at the best validation round; client mean ± deviation between clients[/dim]")
+    out.print(f"[bold]Test {escape(metric)} in %[/bold] on {escape(describe_data(*summaries))}")
+    print_table(out, columns, rows, styles=styles)
+    seeds = "test ± standard deviation over seeds, " * (len(summaries[0]["seeds"]) > 1)
+    out.print(
+        f"[dim]At the best validation round: {seeds}client mean ± standard deviation over clients. "
+        f"{VIEWS}. round: median time of a round; upload: sent by all clients in a round.[/dim]"
+    )
     closing_notes(summaries)
 
 
 def closing_notes(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print methods' remarks, and which best rounds are such in which the method did nothing."""
+    said: dict[str, list[str]] = {}
     for summary in summaries:
         for remark in summary.get("remarks", []):
-            out.print(f"[yellow]note: {escape(summary['method'])}: {escape(remark)}[/yellow]")
+            said.setdefault(remark, []).append(summary["method"])
+    for remark, methods in said.items():
+        whose = "" if len(methods) == len(summaries) else f"{', '.join(methods)}: "
+        out.print(f"[yellow]note: {escape(whose + remark)}[/yellow]")
     for note in dict.fromkeys(s["warm_up"]["note"] for s in summaries if in_warm_up(s)):
         out.print(f"[yellow]{WARM_UP if len(summaries) > 1 else 'note:'} {escape(note)}[/yellow]")
 
@@ -285,7 +347,7 @@ def describe_data(*summaries: Mapping[str, Any]) -> str:
     )
 
 
-def _with_spread(scores: Mapping[str, Any], metric: str, several: bool) -> str:
-    text = percent(scores.get(metric))
-    deviation = scores.get(f"{metric}_std")
-    return f"{text} ± {percent(deviation)}" if several and deviation is not None else text
+def _with_spread(scores: Mapping[str, Any], metric: str, summary: Mapping[str, Any]) -> str:
+    deviation = scores.get(f"{metric}_std") if len(summary["seeds"]) > 1 else None
+    found = percent(scores.get(metric))
+    return found if deviation is None else f"{found} ± {percent(deviation)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyphily.cli import options, ranks
+from polyphily.cli import completion, options, ranks
 from polyphily.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ Config = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A hyperparameter of the method, name=value; repeat for more."),
+    typer.Option(
+        "--set",
+        help="A hyperparameter of the method, name=value; repeat for more.",
+        autocompletion=completion.hyperparameter,
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The run folder. [dim]\\[runs/…][/dim]")]
 AsJson = Annotated[
@@ -48,7 +52,9 @@ Tune = Annotated[
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track", help="Log every round to tensorboard, mlflow or wandb; repeat for more."
+        "--track",
+        help="Log every round to tensorboard, mlflow or wandb; repeat for more.",
+        autocompletion=completion.of("trackers"),
     ),
 ]
 
@@ -63,14 +69,21 @@ def run(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="The method's name; `polyphily methods` lists them.", show_default=options.METHOD
+            help="The method's name; `polyphily methods` lists them.",
+            show_default=options.METHOD,
+            autocompletion=completion.of("methods"),
         ),
     ] = None,
     config: Config = None,
     set_: Set = None,
     out: Out = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Continue the run in this folder.")
+        Path | None,
+        typer.Option(
+            "--resume",
+            help="Continue the run in this folder.",
+            autocompletion=completion.run_folder,
+        ),
     ] = None,
     as_json: AsJson = False,
     report: Page = True,
@@ -118,10 +131,12 @@ def run(
 
 def load_all(request: options.Request) -> tuple[list[Federation], float]:
     """Load a federation for every seed; return also the seconds that it took."""
-    from polyphily.graphs.loading import load
+    from polyphily.core.settings import from_mapping
+    from polyphily.graphs.prepared import load_seeds
 
     began = time.perf_counter()
-    federations = [load(**request.data, seed=seed) for seed in request.seeds]
+    private = from_mapping(request.settings).private
+    federations = load_seeds(request.data, request.seeds, private=private)
     return federations, time.perf_counter() - began
 
 

@@ -38,7 +38,9 @@ class Budget:
         values: dict[str, float] = {}
         known = [field.name for field in fields(cls)]
         for item in text.split(","):
-            name, _, value = (part.strip() for part in item.partition("="))
+            name, sign, value = (part.strip() for part in item.partition("="))
+            if not sign:
+                raise UserError(f"dp: '{item}' has no name: write epsilon=8,delta=1e-5,clip=1.0")
             if name not in known:
                 raise unknown("part of dp", name, known)
             try:

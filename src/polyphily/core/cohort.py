@@ -8,17 +8,30 @@ from itertools import groupby, pairwise
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from polyphily.core.labels import LabelledFeatures, LabelsHidden
+from polyphily.core.links import (
+    Reading,
+    all_link_weights,
+    any_weights,
+    check_relations,
+    links_of,
+    sums,
+)
+from polyphily.core.objective import balanced_weights
 from polyphily.core.sampling import Sampling, WholeGraph
+from polyphily.graphs.directions import BOTH, INWARD, OUTWARD, SEPARATE
 from polyphily.graphs.graph import UNLABELLED, Graph, IntArray, alike
+from polyphily.graphs.imbalance import train_counts
 from polyphily.nn.draws import Draws, Streams
+from polyphily.nn.operators import Operators
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
-from polyphily.nn.stacked import StackedGraph
+from polyphily.nn.stacked import AttentionPattern, StackedGraph
 
 FULL = 0.2  # share of stored entries above which features are made dense on a GPU
 
@@ -83,6 +96,11 @@ class TrainingGraph(StackedGraph, Protocol):
         ...
 
     @property
+    def class_weights(self) -> Tensor:
+        """Balanced weights of the classes, by the train labels of the cohort, `[K, classes]`."""
+        ...
+
+    @property
     def forward_only(self) -> StackedGraph:
         """The same graph for passes without gradient."""
         ...
@@ -116,6 +134,11 @@ class Cohort:
         sampling: what a training step sees of the graphs; None if it sees everything.
         label_inputs: the share of train labels that a training step hides if labels are inputs
             (`polyphily.core.labels`); 0 if they are not.
+        direction: which neighbours the operators receive from if edges have a direction
+            (`polyphily.core.links`); "separate" receives from all.
+        edge_weights: whether weights of edges are used where there are any. If some clients'
+            edges have weights and others' have none, the latter have weight 1.
+        relation_names: the relations that `relations` tells apart; empty: all edges are of one.
     """
 
     def __init__(
@@ -130,8 +153,14 @@ class Cohort:
         mixed: bool = False,
         sampling: Sampling | None = None,
         label_inputs: float = 0.0,
+        direction: str = BOTH,
+        edge_weights: bool = True,
+        relation_names: Sequence[str] = (),
     ) -> None:
         self.graphs = alike(graphs)
+        self.direction, self.edge_weights = direction, edge_weights
+        self.relation_names = tuple(relation_names)
+        check_relations(self.graphs, self.relation_names)
         self.keys = tuple(keys)
         if federations is None:
             runs = groupby(seed for seed, _ in self.keys)
@@ -186,6 +215,9 @@ class Cohort:
             mixed=self.mixed,
             sampling=self.sampling,
             label_inputs=self.label_inputs,
+            direction=self.direction,
+            edge_weights=self.edge_weights,
+            relation_names=self.relation_names,
         )
         taken._own = tuple(self._own[k] for k in wanted)  # shares what is cached per graph
         if wanted != tuple(range(wanted[0], wanted[0] + len(wanted))):
@@ -207,6 +239,9 @@ class Cohort:
             mixed=self.mixed,
             sampling=self.sampling,
             label_inputs=self.label_inputs,
+            direction=self.direction,
+            edge_weights=self.edge_weights,
+            relation_names=self.relation_names,
         )
         found._own = self._own * times
         return found
@@ -355,6 +390,12 @@ class Cohort:
         return torch.nn.functional.one_hot(self.train_labels, self.classes).to(self.dtype)
 
     @cached_property
+    def class_weights(self) -> Tensor:
+        """Balanced weights of the classes at each client, `[K, classes]`."""
+        weights = balanced_weights(train_counts(self.graphs, self.classes))
+        return torch.from_numpy(weights).to(self.device, self.dtype)
+
+    @cached_property
     def edges(self) -> SparseMatrix:
         """The adjacency pattern: all ones, symmetric, no self-loops."""
         return self._pattern(loops=False)
@@ -365,19 +406,78 @@ class Cohort:
         return self._pattern(loops=True)
 
     @property
-    def attention(self) -> SparseMatrix:
+    def attention(self) -> AttentionPattern:
         """The edges for graph attention."""
-        return self.edges_with_loops
+        return self.edges_with_loops if self.is_plain else self._operators.attention
 
     @cached_property
     def degrees(self) -> Tensor:
         """The number of neighbours of every node, in `dtype`."""
-        counts = self.edges.crow[1:] - self.edges.crow[:-1]
-        return counts.to(self.dtype)
+        counts = [np.bincount(g.edges[0], minlength=g.num_nodes) for g in self.graphs]
+        return torch.from_numpy(np.concatenate(counts)).to(self.device, self.dtype)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How the operators read the edges."""
+        direction = BOTH if self.direction == SEPARATE else self.direction
+        return Reading(direction, self.edge_weights)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """True if the operators read all edges, with weight 1."""
+        return self.reading.is_plain(self.graphs)
+
+    @cached_property
+    def link_weights(self) -> Tensor | None:
+        if not (self.edge_weights and any_weights(self.graphs)):
+            return None
+        return self._tensor(all_link_weights(self.graphs, Reading(BOTH)))
+
+    @cached_property
+    def relation_readings(self) -> tuple[Reading, ...]:
+        """How the edges of each of `relations` are read."""
+        directions = (INWARD, OUTWARD) if self.direction == SEPARATE else (self.direction,)
+        names = self.relation_names or (None,)
+        return tuple(Reading(d, self.edge_weights, name) for d in directions for name in names)
+
+    @cached_property
+    def relations(self) -> tuple[SparseMatrix, ...]:
+        return tuple(self.operators(each, loops=False).mean for each in self.relation_readings)
+
+    @cached_property
+    def inward(self) -> Operators:
+        return self.operators(Reading(INWARD, self.edge_weights), loops=False)
+
+    @cached_property
+    def outward(self) -> Operators:
+        return self.operators(Reading(OUTWARD, self.edge_weights), loops=False)
+
+    @cached_property
+    def _operators(self) -> Operators:
+        """The operators of edges that have weights, or of one direction."""
+        return self.operators(self.reading, loops=True)
+
+    def operators(self, reading: Reading, *, loops: bool) -> Operators:
+        """Build the operators of some links; with `loops` nodes receive from themselves, too."""
+        rows, cols, weights = links_of(self.graphs, self.segments.pointers, reading)
+        edges = self._matrix(np.stack([rows, cols]), loops=False)
+        return Operators(
+            self.segments,
+            edges,
+            self._matrix(np.stack([rows, cols]), loops=True) if loops else edges,
+            self._tensor(weights),
+            self._tensor(sums(rows, weights, self.num_nodes)),
+            self._tensor(sums(cols, weights, self.num_nodes)),
+        )
+
+    def _tensor(self, values: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.device, self.dtype)
 
     @cached_property
     def gcn(self) -> SparseMatrix:
         """(D+I)^-1/2 (A+I) (D+I)^-1/2."""
+        if not self.is_plain:
+            return self._operators.gcn
         scale = (self.degrees + 1).rsqrt()
         pattern = self.edges_with_loops
         return pattern.with_value(scale[pattern.row] * scale[pattern.col_long])
@@ -385,19 +485,26 @@ class Cohort:
     @cached_property
     def random_walk(self) -> SparseMatrix:
         """(D+I)^-1 (A+I)."""
+        if not self.is_plain:
+            return self._operators.random_walk
         pattern = self.edges_with_loops
         return pattern.with_value((self.degrees + 1).reciprocal()[pattern.row])
 
     @cached_property
     def mean(self) -> SparseMatrix:
         """D^-1 A: the mean over neighbours, zero for a node without any."""
+        if not self.is_plain:
+            return self._operators.mean
         return self.edges.with_value(self.degrees.clamp(min=1).reciprocal()[self.edges.row])
 
     def _pattern(self, *, loops: bool) -> SparseMatrix:
         """Build A, or A + I, from the clients' edges."""
         starts = self.segments.pointers
         ends: list[IntArray] = [g.edges + starts[k] for k, g in enumerate(self.graphs)]
-        edges = np.concatenate(ends, axis=1)
+        return self._matrix(np.concatenate(ends, axis=1), loops=loops)
+
+    def _matrix(self, edges: IntArray, *, loops: bool) -> SparseMatrix:
+        """Build the pattern of sorted edges between the cohort's nodes, or that plus I."""
         if loops:
             nodes = np.arange(self.num_nodes)
             edges = np.concatenate([edges, np.stack([nodes, nodes])], axis=1)

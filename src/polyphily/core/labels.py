@@ -198,6 +198,10 @@ class LabelsHidden(GraphView):
         return torch.nn.functional.one_hot(self.train_labels, self.classes).to(self.dtype)
 
     @property
+    def class_weights(self) -> Tensor:
+        return self.whole.class_weights
+
+    @property
     def forward_only(self) -> LabelsHidden:
         return self
 

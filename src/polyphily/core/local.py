@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from polyphily.core.cohort import TrainingGraph
 from polyphily.core.messages import Message, model_part
+from polyphily.core.objective import Objective, focal_factor
 from polyphily.core.optimizers import Optimizer, OptimizerSpec
 from polyphily.errors import MethodError
 from polyphily.nn.backbones import Backbone, Output
@@ -57,6 +58,7 @@ class Local:
         even: whether all clients of a federation have taken equally many steps so far, and will
             in this round; None if unknown.
         host: where the tensors of `given` come from if an engine replays rounds.
+        objective: the weights of train nodes in the loss.
         constants: what `Method.prepare_round` computed once for this round.
         losses: mean loss of each client over its steps.
     """
@@ -73,6 +75,7 @@ class Local:
     draws: Draws | None = None
     even: bool | None = None
     host: HostInputs | None = None
+    objective: Objective = field(default_factory=Objective)
     constants: Message = field(default_factory=dict)
     losses: Tensor | None = None
 
@@ -117,11 +120,32 @@ class Local:
             return work(*inputs) if self.host is None else self.host.on_host(work, *inputs)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return each client's mean cross-entropy over its own train nodes, `[K]`."""
-        nodes = self.cohort.train_nodes
-        return self.train_mean(
-            F.cross_entropy(logits[nodes], self.cohort.train_labels, reduction="none")
-        )
+        """Return each client's mean cross-entropy over its own train nodes, `[K]`.
+
+        Class weights and the focal factor of the run are applied.
+        """
+        return self.train_mean(self.train_errors(logits[self.cohort.train_nodes]))
+
+    def train_errors(self, logits: Tensor) -> Tensor:
+        """Return the weighted cross-entropy of each train node, from the logits of train nodes."""
+        labels = self.cohort.train_labels
+        return self.weighted(F.cross_entropy(logits, labels, reduction="none"))
+
+    def weighted(self, errors: Tensor) -> Tensor:
+        """Apply class weights and the focal factor of the run to cross-entropies.
+
+        Every method passes the cross-entropies of its loss through here.
+
+        Args:
+            errors: -log p of the labels of the train nodes, `[…, train nodes]`.
+        """
+        objective, cohort = self.objective, self.cohort
+        if objective.focal:
+            errors = focal_factor(errors, objective.focal) * errors
+        if objective.balanced:
+            owner = cohort.train_segments.owner
+            errors = errors * cohort.class_weights[owner, cohort.train_labels]
+        return errors
 
     def train_mean(self, values: Tensor) -> Tensor:
         """Return each client's mean of values at its train nodes; zero if it has none."""

@@ -96,6 +96,8 @@ class Method:
             each; `methods show` prints them.
         labels_can_be_inputs: whether `--label-inputs` is possible: features and train labels reach
             the method through `Local` alone. Subclasses do not inherit it.
+        weighted_edges: whether weights of edges are used, by operators of the graph alone. If not,
+            all edges have weight 1.
     """
 
     name: ClassVar[str]
@@ -105,6 +107,7 @@ class Method:
     backbone: ClassVar[str | None] = None
     left_open: ClassVar[Sequence[str]] = ()
     labels_can_be_inputs: ClassVar[bool] = False
+    weighted_edges: ClassVar[bool] = True
 
     @property
     def view(self) -> str:
@@ -157,6 +160,10 @@ class Method:
         """Return why a step needs every node of a client at once; None if samples will do."""
         return None
 
+    def needs_symmetric_edges(self) -> str | None:
+        """Return why edges must lead both ways; None if a network may read one (`--direction`)."""
+        return None
+
     # At the clients --------------------------------------------------------------------------
 
     def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
@@ -196,8 +203,30 @@ class Method:
         return as_model({n: p for n, p in local.params.items() if travels(self, local.network, n)})
 
     def predict(self, local: Local) -> Tensor:
-        """Return class scores `[N, C]` of every node; dropout is off."""
+        """Return class scores `[N, C]` of every node; dropout is off.
+
+        It may be of another graph than that of training. Of memory and download it sees what
+        `prediction_state` names.
+        """
         return local.forward().logits
+
+    def prediction_state(self) -> Sequence[str]:
+        """Return what `predict` reads beside parameters and graph; model files hold it.
+
+        Names are `memory/NAME` and `received/NAME`. If an entry of the memory is among them, every
+        client has a model of its own.
+        """
+        return ()
+
+    def reach(self, network: Backbone) -> int | None:
+        """Return within how many hops of a node the nodes are that its prediction depends on.
+
+        None: all nodes of the graph, so that it cannot be predicted in blocks. By default it is the
+        network's, if that is one of the registered backbones and `predict` is not overridden.
+        """
+        trunk = network.trunk if isinstance(network, backbones.LinearHead) else network
+        plain = backbones.BACKBONES.get(trunk.name) is type(trunk)
+        return network.reach if plain and type(self).predict is Method.predict else None
 
     # At the server ---------------------------------------------------------------------------
 

@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 
 from polyphily.core.budget import OFF
+from polyphily.core.links import Reading, all_link_weights, links_of, sums
 from polyphily.core.settings import Settings
 from polyphily.errors import UserError
+from polyphily.graphs.directions import INWARD, OUTWARD
 from polyphily.graphs.graph import Graph
 from polyphily.nn.backbones import BACKBONES
 from polyphily.nn.draws import Draws
+from polyphily.nn.operators import Operators
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix, multiply
-from polyphily.nn.stacked import GraphView
+from polyphily.nn.stacked import AttentionPattern, GraphView
 from polyphily.nn.subgraphs import WeightedAttention
 
 if TYPE_CHECKING:
@@ -91,8 +94,8 @@ class Sampling:
             known_before = known.clone()
             known[found[-1][1]] = True
             frontier = (known & ~known_before).nonzero().view(-1)
-        rows, cols, weight = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return Batch(cohort, known.nonzero().view(-1), seeds, rows, cols, weight)
+        rows, cols, weight, entries = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return Batch(cohort, known.nonzero().view(-1), seeds, rows, cols, weight, entries)
 
     def _train_nodes(self, cohort: Cohort, draws: Draws) -> Tensor:
         """Draw the train nodes of a batch, ascending."""
@@ -143,15 +146,37 @@ def lowest(lots: Tensor, owner: Tensor, counts: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The adjacency of a cohort's nodes in CSR form, without values and without a transpose."""
+    """The adjacency of a cohort's nodes in CSR form, without a transpose.
+
+    Attributes:
+        crow: where the neighbours of each node begin.
+        col: the neighbours that a node receives from.
+        value: the weights of edges; None if all are 1.
+        row_sums: the sum of the weights of each row; None if all are 1.
+        col_sums: the sum of the weights of each column; None if all are 1.
+    """
 
     crow: Tensor
     col: Tensor
+    value: Tensor | None = None
+    row_sums: Tensor | None = None
+    col_sums: Tensor | None = None
 
     @classmethod
     def of(cls, cohort: Cohort) -> Neighbours:
         """Return the adjacency of a cohort."""
-        starts = cohort.segments.pointers
+        starts, size = cohort.segments.pointers, cohort.num_nodes
+        if not cohort.is_plain:
+            rows, cols, weights = links_of(cohort.graphs, starts, cohort.reading)
+            crow = np.concatenate([[0], np.bincount(rows, minlength=size)]).cumsum(dtype=np.int32)
+            return cls(
+                torch.from_numpy(crow).to(cohort.device),
+                torch.from_numpy(cols.astype(np.int32)).to(cohort.device),
+                *(
+                    torch.from_numpy(values).to(cohort.device, cohort.dtype)
+                    for values in (weights, sums(rows, weights, size), sums(cols, weights, size))
+                ),
+            )
         counts = [np.bincount(g.edges[0], minlength=g.num_nodes) for g in cohort.graphs]
         crow = np.concatenate([[0], *counts]).cumsum(dtype=np.int32)
         col = [
@@ -163,13 +188,13 @@ class Neighbours:
             torch.from_numpy(np.concatenate(col)).to(cohort.device),
         )
 
-    def degrees(self, dtype: torch.dtype) -> Tensor:
-        return (self.crow[1:] - self.crow[:-1]).to(dtype)
-
     def drawn(
         self, nodes: Tensor, fanout: int | None, draws: Draws, segments: Segments
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw neighbours of nodes: rows, columns, and how many neighbours each stands for.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw neighbours of nodes.
+
+        Returns:
+            Rows, columns, how many neighbours each stands for, and their places in `col`.
 
         Args:
             nodes: the nodes, ascending.
@@ -188,7 +213,25 @@ class Neighbours:
             kept = lowest(lots, owner, counts, fanout)
         taken = counts if fanout is None else counts.clamp(max=fanout)
         weight = (counts / taken.clamp(min=1))[owner[kept]]
-        return nodes[owner[kept]], self.col[entries[kept]].long(), weight
+        taken_entries = entries[kept]
+        return nodes[owner[kept]], self.col[taken_entries].long(), weight, taken_entries
+
+
+def _link_values(cohort: Cohort, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights of a reading's links at the cohort's `Neighbours`, 0 where there is none.
+
+    Sums over rows and columns follow.
+    """
+    values = all_link_weights(cohort.graphs, reading)
+    if not cohort.is_plain:
+        drawn = all_link_weights(cohort.graphs, cohort.reading) > 0
+        assert not values[~drawn].any(), "edges are drawn in one direction only"
+        values = values[drawn]
+    rows, cols, weights = links_of(cohort.graphs, cohort.segments.pointers, reading)
+    size = cohort.num_nodes
+    found = (values, sums(rows, weights, size), sums(cols, weights, size))
+    at, by_row, by_col = (torch.from_numpy(part).to(cohort.device, cohort.dtype) for part in found)
+    return at, by_row, by_col
 
 
 def _borders(segments: Segments) -> Tensor:
@@ -241,6 +284,7 @@ class Batch:
         rows: the target of each drawn edge.
         cols: the source of each drawn edge.
         weight: how many edges of its target each drawn edge stands for.
+        entries: where each drawn edge is among those of the cohort's `Neighbours`.
     """
 
     sampling: Sampling | None = None  # a batch is not sampled again
@@ -254,6 +298,7 @@ class Batch:
         rows: Tensor,
         cols: Tensor,
         weight: Tensor,
+        entries: Tensor,
     ) -> None:
         self.whole, self.nodes = cohort, nodes
         self.keys, self.federations, self.blocks = cohort.keys, cohort.federations, cohort.blocks
@@ -268,7 +313,7 @@ class Batch:
         rows, cols = place[rows], place[cols]
         order = (rows * len(nodes) + cols).argsort()
         self.edges = _matrix(rows[order], cols[order], (len(nodes), len(nodes)))
-        self.weight = weight[order].to(cohort.dtype)
+        self.weight, self.entries = weight[order].to(cohort.dtype), entries[order]
         self._kept: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
@@ -332,11 +377,71 @@ class Batch:
     def train_onehot(self) -> Tensor:
         return torch.nn.functional.one_hot(self.train_labels, self.classes).to(self.dtype)
 
+    @property
+    def class_weights(self) -> Tensor:
+        return self.whole.class_weights
+
     @cached_property
     def degrees(self) -> Tensor:
         """The number of neighbours of every node in the whole graph."""
+        return self.whole.degrees[self.nodes]
+
+    @cached_property
+    def link_weights(self) -> Tensor | None:
+        weights = self.whole.link_weights
+        if weights is None:
+            return None
         near = self.whole.cached("neighbours", Neighbours.of)
-        return (near.crow[self.nodes + 1] - near.crow[self.nodes]).to(self.dtype)
+        assert near.value is not None
+        return near.value[self.entries]
+
+    @cached_property
+    def _operators(self) -> Operators:
+        """The operators of edges that have weights, or of one direction."""
+        near = self.whole.cached("neighbours", Neighbours.of)
+        assert near.value is not None
+        assert near.row_sums is not None
+        assert near.col_sums is not None
+        return Operators(
+            self.segments,
+            self.edges,
+            self.edges_with_loops,
+            near.value[self.entries],
+            near.row_sums[self.nodes],
+            near.col_sums[self.nodes],
+            self.weight,
+        )
+
+    def _part(self, reading: Reading) -> Operators:
+        """Return the operators of those drawn edges that are links of a reading."""
+        values, row_sums, col_sums = self.whole.cached(
+            ("links", reading), lambda cohort: _link_values(cohort, reading)
+        )
+        own = values[self.entries]
+        kept = own.nonzero().view(-1)
+        shape = (len(self.nodes), len(self.nodes))
+        edges = _matrix(self.edges.row[kept], self.edges.col_long[kept], shape)
+        return Operators(
+            self.segments,
+            edges,
+            edges,
+            own[kept],
+            row_sums[self.nodes],
+            col_sums[self.nodes],
+            self.weight[kept],
+        )
+
+    @cached_property
+    def relations(self) -> tuple[SparseMatrix, ...]:
+        return tuple(self._part(reading).mean for reading in self.whole.relation_readings)
+
+    @cached_property
+    def inward(self) -> Operators:
+        return self._part(Reading(INWARD, self.whole.edge_weights))
+
+    @cached_property
+    def outward(self) -> Operators:
+        return self._part(Reading(OUTWARD, self.whole.edge_weights))
 
     @cached_property
     def _loops(self) -> tuple[SparseMatrix, Tensor]:
@@ -354,13 +459,17 @@ class Batch:
         return self._loops[0]
 
     @cached_property
-    def attention(self) -> WeightedAttention:
+    def attention(self) -> AttentionPattern:
         """The drawn edges, weighted by how many each stands for."""
+        if not self.whole.is_plain:
+            return self._operators.attention
         return WeightedAttention(*self._loops)
 
     @cached_property
     def gcn(self) -> SparseMatrix:
         """An unbiased estimate of (D+I)^-1/2 (A+I) (D+I)^-1/2."""
+        if not self.whole.is_plain:
+            return self._operators.gcn
         pattern, weight = self._loops
         scale = (self.degrees + 1).rsqrt()
         return pattern.with_value(weight * scale[pattern.row] * scale[pattern.col_long])
@@ -368,12 +477,16 @@ class Batch:
     @cached_property
     def random_walk(self) -> SparseMatrix:
         """An unbiased estimate of (D+I)^-1 (A+I)."""
+        if not self.whole.is_plain:
+            return self._operators.random_walk
         pattern, weight = self._loops
         return pattern.with_value(weight * (self.degrees + 1).reciprocal()[pattern.row])
 
     @cached_property
     def mean(self) -> SparseMatrix:
         """The mean over the neighbours drawn."""
+        if not self.whole.is_plain:
+            return self._operators.mean
         scale = self.degrees.clamp(min=1).reciprocal()
         return self.edges.with_value(self.weight * scale[self.edges.row])
 
@@ -396,23 +509,30 @@ class WholeGraph(GraphView):
     def _near(self) -> Neighbours:
         return self._cohort.cached("neighbours", Neighbours.of)
 
-    @cached_property
-    def degrees(self) -> Tensor:
-        return self._near.degrees(self.dtype)
+    @property
+    def _row_sums(self) -> Tensor:
+        sums = self._near.row_sums
+        return self.degrees if sums is None else sums
+
+    @property
+    def _col_sums(self) -> Tensor:
+        sums = self._near.col_sums
+        return self.degrees if sums is None else sums
 
     @cached_property
     def gcn(self) -> ScaledAdjacency:
-        scale = (self.degrees + 1).rsqrt().unsqueeze(1)
-        return ScaledAdjacency(self._near, scale, scale, loops=True)
+        left, right = ((s + 1).rsqrt().unsqueeze(1) for s in (self._row_sums, self._col_sums))
+        return ScaledAdjacency(self._near, left, right, loops=True)
 
     @cached_property
     def random_walk(self) -> ScaledAdjacency:
-        scale = (self.degrees + 1).reciprocal().unsqueeze(1)
+        scale = (self._row_sums + 1).reciprocal().unsqueeze(1)
         return ScaledAdjacency(self._near, scale, None, loops=True)
 
     @cached_property
     def mean(self) -> ScaledAdjacency:
-        scale = self.degrees.clamp(min=1).reciprocal().unsqueeze(1)
+        sums = self._row_sums
+        scale = torch.where(sums > 0, sums, 1).reciprocal().unsqueeze(1)
         return ScaledAdjacency(self._near, scale, None, loops=False)
 
 
@@ -429,7 +549,9 @@ class ScaledAdjacency:
         """Return the product with a dense matrix."""
         assert not (torch.is_grad_enabled() and dense.requires_grad), "no gradient passes here"
         dense = dense if self.right is None else dense * self.right
-        product = multiply(self.near.crow, self.near.col, None, len(self.left), dense)
+        near = self.near
+        value = None if near.value is None else near.value.to(dense.dtype)
+        product = multiply(near.crow, near.col, value, len(self.left), dense)
         if self.loops:
             product += dense
         return product.mul_(self.left)

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from polyphily.core.budget import OFF, Budget
 from polyphily.core.search import Choices, Range, Search
 from polyphily.errors import UserError, unknown
+from polyphily.graphs.directions import BOTH, DIRECTIONS
 
 HOME = "home"  # of norms
 READOUTS = ("last", "jump")
@@ -18,6 +19,7 @@ ENGINES = ("stacked", "sequential", "flower")
 SELECTIONS = ("method", "federation", "client")
 MIXED = "bf16"
 AUTO = "auto"
+CROSS_ENTROPY = "cross-entropy"  # of loss
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,13 @@ class Settings:
             mean of all blocks and their input.
         label_inputs: the share of train labels that each training step hides and predicts from the
             others, which are inputs; 0: labels are not inputs.
-        optimizer: adam, adamw or sgd.
+        direction: which neighbours a node receives from if edges have a direction: "both", "in"
+            (those that point to it), "out" (those that it points to), or "separate" (both, with
+            weights for each).
+        edge_weights: whether weights of edges are used where there are any.
+        relations: the types of edges that rgcn tells apart, with commas between them; all that
+            the data have unless given.
+        optimizer: "adam", "adamw" or "sgd".
         lr: learning rate.
         weight_decay: coefficient of the decay.
         momentum: of sgd.
@@ -65,8 +73,15 @@ class Settings:
         patience: evaluations without a better validation score before stopping; 0 never stops.
         selection: whose validation score picks the best round: "federation", "client" (each its
             own), or as the method prefers.
-        metric: what selects a model on validation: "accuracy", "f1_macro", "f1_weighted", "auc"
-            or that of a plug-in; None takes the dataset's own.
+        metric: what selects a model on validation, such as "accuracy", "auprc", "f1" or
+            "recall@precision=0.9" (`polyphily metrics` lists them); unless given, the dataset's
+            own, or auprc if one of two classes is rare.
+        positive: the positive class of two, for auprc, f1 and thresholds; unless given, the second.
+        threshold_rule: how the threshold on the positive class is chosen on validation: "f1",
+            "precision=0.9", or a number.
+        class_weights: weights of the classes in the loss: "none", or "balanced" by each client's
+            own train labels, so that rare classes count as much as frequent ones.
+        loss: "cross-entropy", or "focal=2" for a focal loss with this exponent.
         dp: differential privacy of each client's uploads, all rounds together: epsilon=8, with
             delta=1e-5 and clip=1.0 after commas where others are wanted.
         secure_aggregation: whether the server sees the sum of the uploads only, by SecAgg+.
@@ -84,6 +99,9 @@ class Settings:
     norms: str = "shared"
     readout: str = "last"
     label_inputs: float = 0.0
+    direction: str = BOTH
+    edge_weights: bool = True
+    relations: str = ""
     optimizer: str | None = None
     lr: float | None = None
     weight_decay: float | None = None
@@ -104,8 +122,17 @@ class Settings:
     patience: int = 0
     selection: str = "method"
     metric: str | None = None
+    positive: str = ""
+    threshold_rule: str = "f1"
+    class_weights: str = "none"
+    loss: str = "cross-entropy"
     dp: str = OFF
     secure_aggregation: bool = False
+
+    @property
+    def private(self) -> bool:
+        """True under differential privacy or secure aggregation."""
+        return self.dp != OFF or self.secure_aggregation
 
     def epoch_range(self) -> tuple[int, int]:
         """Return the smallest and the largest number of local steps of a client."""
@@ -141,6 +168,30 @@ class Settings:
             )
         return tuple(int(part) for part in self.sample.split(","))
 
+    def relation_names(self) -> tuple[str, ...]:
+        """Return the names of the relations.
+
+        >>> Settings(relations="family, business").relation_names()
+        ('family', 'business')
+        """
+        return tuple(filter(None, (name.strip() for name in self.relations.split(","))))
+
+    def focal(self) -> float:
+        """Return the exponent of the focal loss; 0 for cross-entropy.
+
+        >>> Settings(loss="focal=2").focal()
+        2.0
+        """
+        name, _, value = self.loss.partition("=")
+        if self.loss == CROSS_ENTROPY:
+            return 0.0
+        if name == "focal" and (gamma := number(value or "2")) is not None and 0 < gamma <= 10:
+            return gamma
+        raise UserError(
+            f"--loss {self.loss}: write cross-entropy, or focal=2 with an exponent above 0 and at "
+            "most 10"
+        )
+
     def check(self) -> None:
         """Raise a `UserError` for a value of the wrong type or out of bounds."""
         kinds = get_type_hints(Settings)
@@ -149,9 +200,11 @@ class Settings:
         self.epoch_range()
         for name, known in choices().items():
             value = getattr(self, name)
-            if value is not None and value not in known:
+            if value is not None and value not in known and not _is_metric(name, value):
                 raise unknown(name, value, known)
         self.memory_limit()
+        self.focal()
+        parse_threshold(self.threshold_rule)
         if self.precision != "float32" and self.dtype != "float32":
             raise UserError(f"--precision {self.precision} is for --dtype float32")
         self.fanouts()
@@ -172,6 +225,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adam", "adamw", "sgd"),
     "norms": ("shared", HOME),
     "readout": READOUTS,
+    "direction": DIRECTIONS,
+    "class_weights": ("none", "balanced"),
 }
 _ANY = math.inf
 _SHARE = (0, 0.999, "at least 0 and at most 0.999")
@@ -212,6 +267,41 @@ def choices() -> dict[str, tuple[str, ...]]:
     return CHOICES | {"metric": METRICS.selecting()}
 
 
+def _is_metric(name: str, value: str) -> bool:
+    """Return whether a value of `metric` is one with a number, such as recall@precision=0.8."""
+    from polyphily.core.metrics import METRICS, RECALL
+
+    return name == "metric" and RECALL.fullmatch(METRICS.key(value)) is not None
+
+
+def parse_threshold(text: str) -> tuple[str, float]:
+    """Return the kind of a rule for thresholds, "f1", "precision" or "fixed", and its number.
+
+    >>> parse_threshold("precision=0.9")
+    ('precision', 0.9)
+
+    Raises:
+        UserError: for any other text.
+    """
+    name, sign, value = text.strip().lower().partition("=")
+    if name == "f1" and not sign:
+        return "f1", 0.0
+    found = number(value if sign else name)
+    if found is not None and 0 < found < 1 and (name == "precision" or not sign):
+        return ("precision" if sign else "fixed"), found
+    raise UserError(
+        f"--threshold-rule {text}: write f1, precision=0.9, or a number between 0 and 1 such as 0.5"
+    )
+
+
+def number(text: str) -> float | None:
+    """Return a number that is written as text; None if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _flag(name: str) -> str:
     return name.replace("_", "-")
 
@@ -248,7 +338,12 @@ def from_mapping(values: dict[str, Any]) -> Settings:
     for name in values:
         if name not in names():
             raise unknown("setting", name, names())
-    words = {k: v.lower() for k, v in values.items() if k in choices() and isinstance(v, str)}
+    lowered = {*choices(), "loss", "threshold_rule", "device", "memory", "sample", "dp"}
+    words = {k: v.lower() for k, v in values.items() if k in lowered and isinstance(v, str)}
+    if "metric" in words:
+        from polyphily.core.metrics import METRICS
+
+        words["metric"] = METRICS.key(words["metric"])
     settings = Settings(**(values | words))
     settings.check()
     return settings

@@ -27,6 +27,7 @@ DATA: dict[str, type] = {
     "clients": int,
     "split": str,
     "normalize": str,
+    "encoding": str,
     "noise": str,
 }
 """The arguments of `load` that can be varied, with their types."""

@@ -12,7 +12,6 @@ collecting      the server's exchange with the sites: ask, check, collect upload
 server          the server's rounds, records and run folder
 checkpoint      the server's checkpoint
 masks           secure aggregation: its messages, at a site and at the server
-prediction      predictions with a site's model
 keys            certificates and key pairs
 deployment      the server's folder and the sites' bundles
 superlink       Flower's SuperLink; sites can reach its Fleet API only

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from polyphily.core.messages import Contract, Message, Uploads
-from polyphily.core.metrics import METRICS, SPLITS
+from polyphily.core.metrics import SPLITS, score_axis
 from polyphily.errors import TrainingError
 from polyphily.flower.joining import Answer, Emit, Policy, Transport, unpack_answer
 from polyphily.flower.plan import Plan
@@ -331,13 +331,20 @@ class Collector:
             raise WireError("its loss is not finite")
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
             raise WireError("its time is not a number")
-        trained = read_scores(parcel.facts, "trained")
-        received = read_scores(parcel.facts, "received") if self._round.number > 1 else None
+        metrics = len(score_axis(self.plan.settings.metric))
+        trained = read_scores(parcel.facts, "trained", metrics)
+        later = self._round.number > 1
+        received = read_scores(parcel.facts, "received", metrics) if later else None
         return SiteReport(loss, float(seconds), received, trained)
 
 
-def read_scores(facts: Facts, view: str) -> FloatArray:
+def read_scores(facts: Facts, view: str, metrics: int) -> FloatArray:
     """Read a view's scores `[splits, metrics]`; NaN if there is nothing to score.
+
+    Args:
+        facts: the answer.
+        view: which model was scored.
+        metrics: the number of metrics on the axis of scores.
 
     Raises:
         WireError: if they are missing, or not between 0 and 1.
@@ -347,6 +354,6 @@ def read_scores(facts: Facts, view: str) -> FloatArray:
     except (KeyError, TypeError, ValueError):
         raise WireError(f"no scores of the {view} model in its answer") from None
     known = scores[~np.isnan(scores)]
-    if scores.shape != (len(SPLITS), len(METRICS)) or (known < 0).any() or (known > 1).any():
+    if scores.shape != (len(SPLITS), metrics) or (known < 0).any() or (known > 1).any():
         raise WireError(f"its scores of the {view} model are not valid")
     return scores

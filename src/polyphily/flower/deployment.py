@@ -45,7 +45,8 @@ KIND = "files"  # the kind of data that defaults are chosen for
 DATASET = "sites"  # name of the data in summaries: the server does not see the graphs
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLICY = ("min_sites", "timeout", "repeats", "join_timeout")
-OWN = ("sites", "host", "port", "control_port", "classes", "split", "normalize", "seed", *POLICY)
+DATA = ("split", "normalize", "encoding")
+OWN = ("sites", "host", "port", "control_port", "classes", *DATA, "seed", *POLICY)
 
 
 def require_flower() -> None:
@@ -249,6 +250,7 @@ class Deployment:
         from polyphily.core.method import create
         from polyphily.core.sampling import check_sampling
         from polyphily.core.settings import from_mapping, names
+        from polyphily.flower.agreeing import check_wishes
         from polyphily.flower.plan import check_for_flower
         from polyphily.privacy.differential import check_privacy
         from polyphily.runtime.network import complete
@@ -260,6 +262,7 @@ class Deployment:
         example = complete(from_mapping(asked), instance, KIND, "accuracy")
         check_sampling(instance, example)
         check_privacy(instance, example, len(self.sites))
+        check_wishes(entries.get("normalize"), entries.get("encoding"), private=example.private)
         policy = {name: entries[name] for name in POLICY if name in entries}
         policy.setdefault("min_sites", len(self.sites))
         make_policy(policy, len(self.sites))
@@ -270,7 +273,8 @@ class Deployment:
             "sites": self.sites,
             "classes": entries.get("classes", []),
             "split": entries.get("split", ""),
-            "normalize": entries.get("normalize", "none"),
+            "normalize": entries.get("normalize"),
+            "encoding": entries.get("encoding"),
             "seed": entries.get("seed", 0),
             "policy": policy,
         }
@@ -350,8 +354,10 @@ class Deployment:
         """Read the plan of a run that has begun already, or agree on one with the sites."""
         from polyphily.core.method import create
         from polyphily.core.settings import from_mapping
+        from polyphily.flower.agreeing import agree_encoding
         from polyphily.flower.joining import gather
         from polyphily.flower.plan import Plan, agree
+        from polyphily.graphs.graph import join_relations
         from polyphily.privacy.differential import check_privacy
 
         file = folder.path / PLAN
@@ -362,24 +368,30 @@ class Deployment:
         joined = gather(transport, request["sites"], policy, emit)
         schema = agree({s: facts["schema"] for s, facts in joined.items()}, request["classes"])
         method = create(request["method"], request["hyperparameters"])
-        settings = complete_for_sites(
-            from_mapping(request["settings"]),
-            method,
-            dense=all(facts["dense"] for facts in joined.values()),
-            classes=len(schema.classes),
-        )
-        check_privacy(method, settings, len(joined))
-        plan = Plan(
+        asked, classes = from_mapping(request["settings"]), len(schema.classes)
+        dense = all(facts["dense"] for facts in joined.values())
+        relations = join_relations(facts["relations"] for facts in joined.values())
+        draft = Plan(
             run=folder.path.name,
             method=method.name,
             hyperparameters=request["hyperparameters"],
-            settings=settings,
+            settings=complete_for_sites(
+                asked, method, dense=dense, classes=classes, relations=relations
+            ),
             schema=schema,
             sites=tuple(joined),
             split=request["split"],
-            normalize=request["normalize"],
             seed=request["seed"],
         )
+        check_privacy(method, draft.settings, len(joined))
+        wanted = request["normalize"], request.get("encoding")
+        plan = agree_encoding(draft, *wanted, transport, policy, emit)
+        if schema.columns and plan.encoding is not None:  # some defaults depend on the features
+            dense = plan.encoding.dense
+            settings = complete_for_sites(
+                asked, method, dense=dense, classes=classes, relations=relations
+            )
+            plan = dataclasses.replace(plan, settings=settings)
         write_text(file, json.dumps(plan.to_json(), indent=2) + "\n")
         return plan
 
@@ -435,13 +447,13 @@ def make_policy(entries: Mapping[str, Any], sites: int) -> Policy:
 
 
 def complete_for_sites(
-    settings: Settings, method: Method, *, dense: bool, classes: int
+    settings: Settings, method: Method, *, dense: bool, classes: int, relations: Sequence[str] = ()
 ) -> Settings:
     """Fill in all settings that were not given, with the defaults for graphs in files."""
     from polyphily.core.metrics import check_metric
     from polyphily.runtime.network import complete
 
-    found = complete(settings, method, KIND, "accuracy", dense=dense)
+    found = complete(settings, method, KIND, "accuracy", dense=dense, relations=relations)
     found.check()
     check_metric(found.metric or "accuracy", classes, "the sites' data")
     return found
@@ -454,5 +466,6 @@ _OPTIONAL_ENTRIES = """
 # classes = ["no", "yes"]   # all labels; needed if a site may lack some of them
 # split = "0.6,0.2,0.2"     # split of the nodes at sites whose data has no split of its own
 # normalize = "standard"    # normalisation of the features at the sites: none, row, standard
+# encoding = "home"         # sites exchange no statistics of their columns (docs/privacy.md)
 # rounds = 50               # and any other setting of polyphily run
 """

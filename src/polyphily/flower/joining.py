@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from polyphily.errors import TrainingError, UserError
 from polyphily.flower.plan import Schema
 from polyphily.flower.wire import HEADER, HELLO, Parcel, WireError, size
+from polyphily.graphs.columns import MAX_COLUMNS, Column
+from polyphily.graphs.edges import MOST_RELATIONS
+from polyphily.graphs.rules import MAX_WIDTH
 from polyphily.runs.folder import RunFolder
 
 POLL = 0.5  # seconds
@@ -75,7 +78,8 @@ def gather(
     """Wait for the sites and ask each for its schema.
 
     Returns:
-        The answers by site, in the order of `sites`: the schema, and whether features are dense.
+        The answers by site, in the order of `sites`: the schema, whether features are dense, and
+        the types of edges.
 
     Raises:
         TrainingError: if too few sites have joined in time.
@@ -114,12 +118,36 @@ def _read_hello(answer: Answer) -> dict[str, Any]:
             tuple(map(str, facts["features"])),
             int(facts["width"]),
             tuple(map(str, facts["classes"])),
+            _read_columns(facts.get("columns", [])),
         )
+        if not 0 <= schema.width <= MAX_WIDTH:
+            raise WireError(f"its number of features is not between 0 and {MAX_WIDTH:,}")
+        if schema.columns and tuple(c.name for c in schema.columns) != schema.features:
+            raise WireError("its columns are not those that it named")
         if facts["digest"] != schema.digest:
             raise WireError("its schema does not match the hash that it sent")
-        return {"schema": schema, "dense": bool(facts["dense"])}
-    except (KeyError, TypeError, ValueError) as error:
+        relations = _read_relations(facts.get("relations", []))
+        return {"schema": schema, "dense": bool(facts["dense"]), "relations": relations}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(f"no schema in its answer: {error!r}") from None
+
+
+def _read_relations(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or len(found) > MOST_RELATIONS:
+        raise WireError(f"its types of edges are not a list of at most {MOST_RELATIONS}")
+    names = tuple(map(str, found))
+    if any("," in name or not name.strip() for name in names):
+        raise WireError("a type of its edges has a name that is empty or has a comma")
+    return names
+
+
+def _read_columns(found: Any) -> tuple[Column, ...]:
+    if not isinstance(found, list) or len(found) > MAX_COLUMNS:
+        raise WireError(f"its columns are not a list of at most {MAX_COLUMNS:,}")
+    try:
+        return tuple(Column.from_json(column, f"column {i}") for i, column in enumerate(found))
+    except UserError as error:
+        raise WireError(str(error)) from None
 
 
 def unpack_answer(answer: Answer, limit: int) -> Parcel:

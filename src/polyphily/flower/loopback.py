@@ -30,9 +30,12 @@ from polyphily.flower import control
 from polyphily.flower.checkpoint import ServerCheckpoint
 from polyphily.flower.deployment import Deployment, require_flower
 from polyphily.flower.joining import EVENTS
-from polyphily.flower.site_files import BEST, LAST, SavedModel, SiteState
+from polyphily.flower.site_files import SiteState
+from polyphily.graphs.conversion import given_edges
 from polyphily.graphs.graph import Graph
 from polyphily.runs.folder import METRICS, RunFolder
+from polyphily.runs.models import BEST, SavedModel
+from polyphily.runs.summary import add_judgement
 
 if TYPE_CHECKING:
     from polyphily.runs.run import Execution, Progress
@@ -111,17 +114,21 @@ def graph_file(workdir: Path, name: str) -> Path:
 def write_graph(file: Path, graph: Graph) -> None:
     """Write a graph with its split and its node ids in the format of a site's own files."""
     assert graph.masks is not None
-    ids: dict[str, Any] = {} if graph.node_ids is None else {"node_ids": graph.node_ids}
+    more: dict[str, Any] = {} if graph.node_ids is None else {"node_ids": graph.node_ids}
+    edges, weights, types = given_edges(graph)
+    more |= {} if weights is None else {"edge_weight": weights}
+    more |= {} if types is None else {"edge_type": np.array(graph.relations)[types]}
+    more |= {} if graph.arcs is None else {"directed": True}
     x = sp.csr_array(graph.features).toarray() if sp.issparse(graph.features) else graph.features
     np.savez(
         file,
         x=x,
-        edge_index=graph.edges,
+        edge_index=edges,
         y=graph.labels,
         train_mask=graph.masks.train,
         val_mask=graph.masks.val,
         test_mask=graph.masks.test,
-        **ids,
+        **more,
     )
 
 
@@ -241,22 +248,17 @@ def events(folder: RunFolder) -> list[dict[str, Any]]:
 def _collect(execution: Execution, deployment: Deployment, source: RunFolder) -> dict[str, Any]:
     """Copy the outcome and the sites' models into the execution's run folder."""
     assert execution.folder is not None
-    target, federation = execution.folder, execution.federations[0]
+    target = execution.folder
     for name in (METRICS, EVENTS):
         shutil.copy(source.path / name, target.path / name)
-    shutil.copytree(source.path / "models", target.path / "models", dirs_exist_ok=True)
-    if not any((source.path / "models").iterdir()):  # no global model: take the sites' own
-        models = {}
-        for site, graph in zip(deployment.sites, federation.clients, strict=True):
-            state = SiteState(deployment.path / "bundles" / site, source.path.name)
-            for which, suffix in ((LAST, ""), (BEST, "-best")):
-                params = SavedModel.load(state.model(which)).part("params/")
-                models[f"{graph.name}{suffix}"] = {n: t[0] for n, t in params.items()}
-        target.save_models(models, execution.model_facts())
     _restore(execution, deployment, source)
+    execution.write_models(decided=True)
     summary = source.read_summary()
     assert summary is not None
     summary |= execution.data_facts()
+    found = execution.assessments[0]
+    add_judgement(summary, execution.baselines()[0], found.summary(), execution.remarks())
+    target.write_curves(found.curves())
     target.write_summary(summary)
     return summary
 
@@ -274,5 +276,11 @@ def _restore(execution: Execution, deployment: Deployment, source: RunFolder) ->
     memory = {n: torch.cat([one[n] for one in memories]) for n in simulation.memory}
     simulation.set_state(memory, [checkpoint.state], checkpoint.round)
     execution.tracker.restore(checkpoint.tracker, simulation.device)
+    if not execution.tracker.one_model:  # the best models are at the sites
+        best = []
+        for site in deployment.sites:
+            files = SiteState(deployment.path / "bundles" / site, source.path.name)
+            best.append(SavedModel.load(files.model(BEST)).tensors)
+        execution.tracker.models = {n: torch.stack([own[n] for own in best]) for n in best[0]}
     execution.reports = source.records()
     execution.checkpoint()

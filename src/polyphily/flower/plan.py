@@ -13,6 +13,8 @@ from typing import Any
 from polyphily.core.method import Method, create
 from polyphily.core.settings import Settings, from_mapping
 from polyphily.errors import UserError
+from polyphily.graphs.columns import Column, agree_columns
+from polyphily.graphs.encoding import Encoding
 from polyphily.graphs.files.client import is_whole, listed
 from polyphily.nn.backbones import Backbone
 from polyphily.runtime.network import build_network
@@ -30,11 +32,13 @@ class Schema:
         features: names of the feature columns; empty if the file format has no names.
         width: number of feature columns.
         classes: label names.
+        columns: kinds and declarations of a table's feature columns; empty for an array.
     """
 
     features: tuple[str, ...]
     width: int
     classes: tuple[str, ...]
+    columns: tuple[Column, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -46,6 +50,9 @@ class Schema:
 
 def agree(schemas: Mapping[str, Schema], classes: Sequence[str] = ()) -> Schema:
     """Return the schema that all sites share: columns in the first site's order, classes sorted.
+
+    Kinds of columns are agreed on as in a simulation (`agree_columns`). If some sites have tables
+    and others arrays, the arrays are columns of numbers, in the order of the first table.
 
     Args:
         schemas: by site.
@@ -63,6 +70,7 @@ def agree(schemas: Mapping[str, Schema], classes: Sequence[str] = ()) -> Schema:
                 f"sites '{first}' and '{site}' have {reference.width} and {schema.width} features: "
                 "give all sites the same features"
             )
+    reference = _with_columns(reference, schemas)
     if classes:
         for site, schema in schemas.items():
             unlisted = [name for name in schema.classes if name not in classes]
@@ -76,6 +84,18 @@ def agree(schemas: Mapping[str, Schema], classes: Sequence[str] = ()) -> Schema:
         _check_same("labels", first, reference.classes, site, schema.classes)
     key = int if all(map(is_whole, reference.classes)) else None
     return dataclasses.replace(reference, classes=tuple(sorted(reference.classes, key=key)))
+
+
+def _with_columns(reference: Schema, schemas: Mapping[str, Schema]) -> Schema:
+    """Return a schema with the columns that the sites agree on."""
+    table = next((schema for schema in schemas.values() if schema.columns), None)
+    if table is None:
+        return reference
+    numbers = [Column(column.name, "number") for column in table.columns]
+    columns = agree_columns({s: own.columns or numbers for s, own in schemas.items()}, "sites")
+    return dataclasses.replace(
+        reference, features=tuple(c.name for c in columns), width=len(columns), columns=columns
+    )
 
 
 def _check_same(
@@ -115,6 +135,8 @@ class Plan:
         split: fractions of the split that sites draw. Empty: a site's own split, or 0.6,0.2,0.2.
         normalize: normalisation of the features at the sites.
         seed: of initial parameters, splits and draws.
+        encoding: how columns become features. Means that it leaves open are each site's own. None
+            if it is not agreed on yet, or in a plan of an earlier version.
     """
 
     run: str
@@ -126,9 +148,17 @@ class Plan:
     split: str = ""
     normalize: str = "none"
     seed: int = 0
+    encoding: Encoding | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(dataclasses.replace(self, encoding=None))
+        found["schema"]["columns"] = [column.to_json() for column in self.schema.columns]
+        return found | {"encoding": None if self.encoding is None else self.encoding.to_json()}
+
+    @property
+    def width(self) -> int:
+        """The number of features of a node."""
+        return self.schema.width if self.encoding is None else self.encoding.width
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -138,7 +168,7 @@ class Plan:
             UserError: if a part is missing or not valid.
         """
         try:
-            schema = data["schema"]
+            schema, encoding = data["schema"], data.get("encoding")
             plan = cls(
                 run=str(data["run"]),
                 method=str(data["method"]),
@@ -148,11 +178,13 @@ class Plan:
                     tuple(map(str, schema["features"])),
                     int(schema["width"]),
                     tuple(map(str, schema["classes"])),
+                    tuple(Column.from_json(column) for column in schema.get("columns", ())),
                 ),
                 sites=tuple(map(str, data["sites"])),
                 split=str(data["split"]),
                 normalize=str(data["normalize"]),
                 seed=int(data["seed"]),
+                encoding=None if encoding is None else Encoding.from_json(encoding),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the server sent a plan that cannot be read: {error!r}") from None
@@ -166,8 +198,8 @@ class Plan:
 
     def network(self) -> Backbone:
         """Build the network with its initial parameters, the same at the server and all sites."""
-        width, classes = self.schema.width, len(self.schema.classes)
-        return build_network(self.make_method(), self.settings, width, classes, self.seed)
+        classes = len(self.schema.classes)
+        return build_network(self.make_method(), self.settings, self.width, classes, self.seed)
 
     def server(self) -> Server:
         """Create the server of the run, in its state before the first round."""

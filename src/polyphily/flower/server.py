@@ -7,6 +7,7 @@ a round is therefore complete one message later, and a last message follows the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from polyphily.core.messages import Message, model_part
-from polyphily.core.metrics import METRICS, SPLITS
+from polyphily.core.metrics import SPLITS
 from polyphily.errors import TrainingError
 from polyphily.flower.checkpoint import ServerCheckpoint
 from polyphily.flower.collecting import Collector, Exchange, OpenRound, read_scores
@@ -27,7 +28,16 @@ from polyphily.flower.plan import Plan
 from polyphily.flower.wire import CLOSE, FINISH, HEADER, PREPARE, WireError
 from polyphily.privacy.differential import account, guard_of, spent
 from polyphily.runs.folder import RunFolder
-from polyphily.runs.summary import RunFacts, model_facts, stage_of, summarise
+from polyphily.runs.models import (
+    BEST,
+    GLOBAL,
+    LAST,
+    SavedModel,
+    received_state,
+    save_models,
+    without_axis,
+)
+from polyphily.runs.summary import RunFacts, stage_of, summarise
 from polyphily.runtime.tracker import FloatArray, make_tracker
 
 
@@ -166,7 +176,7 @@ class Coordinator:
         scores = self._stack_scores({s: own for s, own in received.items() if own is not None})
         improved = self.tracker.update("received", scores, self.round)
         if self.view == "received" and self.server.one_model and improved.any():
-            self.tracker.keep_models(model_part(download), improved)
+            self.tracker.keep_models(self._global_state(download), improved)
         record = {**self.pending, "received": self.tracker.current(0)["received"]}
         self.records.append(record)
         self.folder.append(record)
@@ -182,7 +192,7 @@ class Coordinator:
         for site, answer in self.exchange.ask(FINISH, self._facts(sites, self.round), download):
             try:
                 facts = self.exchange.read(answer, FINISH, self.round, HEADER).facts
-                received[site] = read_scores(facts, "received")
+                received[site] = read_scores(facts, "received", len(self.tracker.names))
             except WireError as error:
                 self.exchange.note_trouble(self.round + 1, "refused", site, str(error))
         for site in sites:
@@ -208,7 +218,7 @@ class Coordinator:
 
     def _stack_scores(self, scores: Mapping[str, FloatArray]) -> FloatArray:
         """Stack the scores of all sites; NaN for sites that sent none."""
-        stacked = np.full((len(self.plan.sites), len(SPLITS), len(METRICS)), math.nan)
+        stacked = np.full((len(self.plan.sites), len(SPLITS), len(self.tracker.names)), math.nan)
         for site, own in scores.items():
             stacked[self.plan.sites.index(site)] = own
         return stacked
@@ -243,13 +253,34 @@ class Coordinator:
         """Write the global model of the last and the best round, if the run has a global model."""
         if not self.server.one_model or not self.round:
             return
-        last = model_part(self.server.download([0]))
-        models = {"global": {n: t[0] for n, t in last.items()}}
+        plan = self.plan
+        last = SavedModel(
+            method=self.method.name,
+            hyperparameters=dataclasses.asdict(self.method),
+            settings=plan.settings,
+            width=plan.width,
+            classes=plan.schema.classes,
+            tensors=without_axis(self._global_state(self.server.download([0]))),
+            seed=plan.seed,
+            round=self.round,
+            which=LAST,
+            dataset=self.dataset,
+            network=plan.network().describe(),
+            encoding=plan.encoding,
+        )
+        models = {GLOBAL: last}
         if self.tracker.models:
-            models["global-best"] = {n: t[0] for n, t in self.tracker.models.items()}
-        network = self.plan.network().describe()
-        facts = model_facts(self.method, self.plan.settings, network, self.dataset)
-        self.folder.save_models(models, facts)
+            models[f"{GLOBAL}-{BEST}"] = dataclasses.replace(
+                last,
+                which=BEST,
+                round=int(self.tracker.best_round[self.view][0]),
+                tensors=without_axis(self.tracker.models),
+            )
+        save_models(self.folder, models)
+
+    def _global_state(self, download: Message) -> Message:
+        """Return the global model in a download, with what predictions need of it."""
+        return {**model_part(download), **received_state(self.method, download)}
 
     def _summary(self) -> dict[str, Any]:
         plan = self.plan
@@ -274,9 +305,15 @@ class Coordinator:
             setup_seconds=self.setup_seconds,
             privacy=self._privacy(),
             more={"troubles": self.exchange.troubles},
-            remarks=self.server.remarks(),
+            remarks=[*self.server.remarks(), *self._metric_note()],
         )
         return summarise(facts, self.tracker, self.records, self.round)
+
+    def _metric_note(self) -> list[str]:
+        """Return a note that a rare class would call for another metric."""
+        if len(self.plan.schema.classes) != 2 or self.plan.settings.metric != "accuracy":
+            return []
+        return ["the server sees no label counts: if one class is rare, choose --metric auprc"]
 
     def _privacy(self) -> dict[str, Any]:
         found = account(self.plan.settings, self.guard, self.round)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ from polyphily.core.budget import Budget
 from polyphily.core.local import Local
 from polyphily.core.messages import Message
 from polyphily.core.method import Method
-from polyphily.core.metrics import METRICS, SPLITS, Evaluator
+from polyphily.core.metrics import SPLITS, Evaluator, positive_index, score_axis
 from polyphily.errors import UserError
 from polyphily.flower.plan import Plan
-from polyphily.flower.site_files import LAST, SavedModel, SiteState
+from polyphily.flower.site_files import SiteState
 from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import (
     CLOSE,
@@ -32,15 +32,22 @@ from polyphily.flower.wire import (
     HELLO,
     KEYS,
     KINDS,
+    MEASURE,
     PREPARE,
     REVEAL,
     SHARE,
     Parcel,
     WireError,
 )
-from polyphily.graphs.graph import Collection, Graph
-from polyphily.graphs.loading import load
+from polyphily.graphs.encoding import Encoding
+from polyphily.graphs.graph import Graph, own_relations
+from polyphily.graphs.loading import with_split
+from polyphily.graphs.statistics import train_statistics
 from polyphily.privacy.differential import SystemDraws, check_privacy
+from polyphily.runs.assessment import by_client
+from polyphily.runs.decision import decide
+from polyphily.runs.models import BEST, LAST, SavedModel, state_of, without_axis
+from polyphily.runs.prediction import with_model
 from polyphily.runtime.client import Clients, cohort_of
 from polyphily.runtime.machine import check_device, matmul_precision
 from polyphily.runtime.network import initial_parameters
@@ -53,8 +60,8 @@ Scores = list[list[float | None]]
 """A score per split and metric; None if there is nothing to score."""
 
 
-def no_scores() -> Scores:
-    return [[None] * len(METRICS) for _ in SPLITS]
+def no_scores(metric: str | None) -> Scores:
+    return [[None] * len(score_axis(metric)) for _ in SPLITS]
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class Prepared:
         clients: the runtime, with this client only.
         evaluator: scores the client's models.
         initial: the parameters before the first round.
+        encoding: how the site's columns became features, with its own means if the plan leaves
+            them open.
     """
 
     plan: Plan
@@ -74,10 +83,18 @@ class Prepared:
     clients: Clients
     evaluator: Evaluator
     initial: Message
+    encoding: Encoding | None = None
 
     @classmethod
-    def of(cls, plan: Plan, graph: Graph, number: int, device: str = "cpu") -> Prepared:
-        """Prepare a plan for a graph with a split, on a device of the site's choice."""
+    def of(
+        cls,
+        plan: Plan,
+        graph: Graph,
+        number: int,
+        device: str = "cpu",
+        encoding: Encoding | None = None,
+    ) -> Prepared:
+        """Prepare a plan for an encoded graph with a split, on a device of the site's choice."""
         classes = len(plan.schema.classes)
         network = plan.network()
         cohort = cohort_of(plan.settings, [graph], [(plan.seed, number)], classes, device=device)
@@ -89,8 +106,14 @@ class Prepared:
             population=len(plan.sites),
             noise=SystemDraws(),
         )
-        evaluator = Evaluator(cohort.graphs, classes, cohort.device)
-        return cls(plan, number, clients, evaluator, initial_parameters(network))
+        evaluator = Evaluator(
+            cohort.graphs,
+            classes,
+            cohort.device,
+            plan.settings.metric or "accuracy",
+            positive_index(plan.schema.classes, plan.settings.positive),
+        )
+        return cls(plan, number, clients, evaluator, initial_parameters(network), encoding)
 
     @property
     def method(self) -> Method:
@@ -112,11 +135,33 @@ class Prepared:
             trained = self.clients.train(received, memory, round_index)
         return trained.uploads, trained.memory, float(trained.losses[0])
 
-    def restored(self, model: SavedModel) -> Local:
-        """Return the client with a saved model."""
-        return self.clients.with_params(
-            model.part("params/"), model.part("received/"), model.part("memory/"), model.round
+    def model(self, rounds: int, view: Local, which: str) -> SavedModel:
+        """Return the model of a view, as the site saves it."""
+        plan, method = self.plan, self.method
+        return SavedModel(
+            method=method.name,
+            hyperparameters=asdict(method),
+            settings=plan.settings,
+            width=plan.width,
+            classes=plan.schema.classes,
+            tensors=without_axis(state_of(method, view)),
+            seed=plan.seed,
+            round=rounds,
+            which=which,
+            client=plan.sites[self.number],
+            number=self.number,
+            dataset=plan.run,
+            network=self.clients.network.describe(),
+            encoding=self.encoding,
         )
+
+    def decided(self, model: SavedModel) -> SavedModel:
+        """Return a model with the temperature and threshold for the site's validation nodes."""
+        settings, classes = self.plan.settings, self.plan.schema.classes
+        logits = self.clients.predict(with_model(self.clients, model))
+        (own,) = by_client(self.evaluator.predictions(logits)[0])
+        decision = decide(*own, classes, positive=settings.positive, rule=settings.threshold_rule)
+        return replace(model, decision=decision)
 
     def scores(self, view: Local) -> Scores:
         """Score validation and test nodes.
@@ -125,7 +170,7 @@ class Prepared:
         noise on the model hides.
         """
         if self.private:
-            return no_scores()
+            return no_scores(self.plan.settings.metric)
         found = self.evaluator.scores(self.clients.predict(view))[0].tolist()
         return [[None if math.isnan(v) else v for v in split] for split in found]
 
@@ -150,16 +195,16 @@ class _Round:
     download: Message
     memory: Message
 
-    def save_model(self, rounds: int, view: Local, file: Path) -> None:
-        SavedModel.of(self.prepared.plan, self.prepared.number, rounds, view).save(file)
+    def save_candidate(self, rounds: int, view: Local) -> None:
+        """Save the model of a round, which may turn out to be the best."""
+        self.prepared.model(rounds, view, BEST).save(self.files.candidate(rounds))
 
     def save_last(self, received: Local) -> None:
         """Save the final model, in the view that the method is evaluated in."""
-        if self.prepared.method.view == "received":
-            self.save_model(self.number, received, self.files.model(LAST))
-        else:
-            trained = self.prepared.clients.trained(self.memory, self.base)
-            self.save_model(self.base, trained, self.files.model(LAST))
+        rounds, view = self.number, received
+        if self.prepared.method.view != "received":
+            rounds, view = self.base, self.prepared.clients.trained(self.memory, self.base)
+        self.prepared.model(rounds, view, LAST).save(self.files.model(LAST))
 
     def train(self) -> tuple[Message, dict[str, Any]]:
         """Train and save the new memory; return the upload, and the scores and loss for the reply.
@@ -171,7 +216,7 @@ class _Round:
         question = self._digest()
         if prepared.private:
             if (same := files.sent_before(number, question)) is not None:
-                return same, {"trained": no_scores(), "loss": None}
+                return same, {"trained": no_scores(prepared.plan.settings.metric), "loss": None}
             files.check_budget(prepared.plan.settings.rounds)
         upload, memory, loss = prepared.train(self.download, self.memory, number - 1)
         trained = prepared.clients.trained(memory, number)
@@ -180,7 +225,7 @@ class _Round:
         if prepared.private:
             files.note_sent(number, question, upload)
         if prepared.method.view == "trained":
-            self.save_model(number, trained, files.candidate(number))
+            self.save_candidate(number, trained)
         files.prune(number, self.base)
         show_loss = math.isfinite(loss) and not prepared.private
         return upload, {"trained": scores, "loss": loss if show_loss else None}
@@ -236,8 +281,10 @@ class Site:
             return self._hello()
         began = time.perf_counter()
         plan = Plan.from_json(asked.facts.get("plan", {}))
-        prepared = self._prepare(plan)
-        reply = self._reply(str(kind), asked, prepared)
+        if kind == MEASURE:
+            reply = self._measure(plan)
+        else:
+            reply = self._reply(str(kind), asked, self._prepare(plan))
         seconds = time.perf_counter() - began
         facts = {"kind": kind, "run": plan.run, "round": asked.facts.get("round", 0)}
         return Parcel({**facts, "seconds": seconds, **reply.facts}, reply.tensors)
@@ -251,8 +298,10 @@ class Site:
                 "features": list(schema.features),
                 "width": schema.width,
                 "classes": list(schema.classes),
+                "columns": [column.to_json() for column in schema.columns],
                 "digest": schema.digest,
                 "dense": not sp.issparse(self.graph.graph.features),
+                "relations": list(own_relations(self.graph.graph)),
             }
         )
 
@@ -265,16 +314,30 @@ class Site:
         if self._prepared is not None and self._prepared.plan == plan:
             return self._prepared
         self._check_conditions(plan)
-        own = (self.graph.aligned(plan.schema),)
-        federation = load(
-            Collection(self.name, own, plan.schema.classes, natural=True),
-            seed=plan.seed,
-            split=plan.split or None,
-            normalize=plan.normalize,
-        )
+        raw = self._raw(plan)
+        encoding = _own_encoding(plan, raw)
         number = plan.sites.index(self.name)
-        self._prepared = Prepared.of(plan, federation.clients[0], number, self.device)
+        self._prepared = Prepared.of(plan, encoding.encode(raw), number, self.device, encoding)
         return self._prepared
+
+    def _raw(self, plan: Plan) -> Graph:
+        """Return the site's graph with its split, before its columns are encoded."""
+        return with_split(self.graph.aligned(plan.schema), plan.split, plan.seed)
+
+    def _measure(self, plan: Plan) -> Parcel:
+        """Return the statistics of the train nodes from which the encoding is learned.
+
+        Raises:
+            UserError: in a run with differential privacy or secure aggregation.
+        """
+        self._check_conditions(plan)
+        if plan.settings.private:
+            raise UserError(
+                f"site '{self.name}' sends no statistics of its columns in a run with differential "
+                "privacy or secure aggregation"
+            )
+        found = train_statistics(self._raw(plan), plan.schema.columns or plan.schema.width)
+        return Parcel({"statistics": found.to_json()})
 
     def _check_conditions(self, plan: Plan) -> None:
         """Check that the plan includes this site and has the privacy that it insists on."""
@@ -302,7 +365,9 @@ class Site:
             return Parcel(self._member(plan).answer(kind, plan, asked.facts))
         files = SiteState(self.folder, plan.run)
         base = _number(asked.facts, "base")
-        files.promote(_number(asked.facts, "best"))
+        if files.promote(_number(asked.facts, "best")):
+            best = files.model(BEST)
+            prepared.decided(SavedModel.load(best)).save(best)
         if kind == CLOSE:
             return Parcel({})
         download = prepared.on_device(asked.tensors)
@@ -315,14 +380,14 @@ class Site:
         self, round_: _Round, note: str, masks: Mapping[str, Any] | None, *, last: bool
     ) -> Parcel:
         """Score the model that the server sent. Then save it if it is the last one, else train."""
-        prepared, files, plan = round_.prepared, round_.files, round_.prepared.plan
+        prepared, plan = round_.prepared, round_.prepared.plan
         facts: dict[str, Any] = {"note": note}
         done = round_.number if last else round_.number - 1  # complete rounds behind the model
         received = prepared.clients.received(round_.download, round_.memory, done)
         if done:
             facts["received"] = prepared.scores(received)
             if prepared.method.view == "received":
-                round_.save_model(done, received, files.candidate(done))
+                round_.save_candidate(done, received)
         if last:
             round_.save_last(received)
             return Parcel(facts)
@@ -353,6 +418,22 @@ class Site:
         if self._own_member is None:
             self._own_member = Member(self.name, self.identity)
         return self._own_member
+
+
+def _own_encoding(plan: Plan, graph: Graph) -> Encoding:
+    """Return the plan's encoding, with the site's own means if the plan leaves them open."""
+    columns = plan.schema.columns or plan.schema.width
+    encoding = plan.encoding
+    if encoding is None:
+        if plan.normalize == "standard" or plan.schema.columns:
+            raise UserError(
+                f"run {plan.run} was planned by an earlier version, which scaled features "
+                "otherwise: start a new run"
+            )
+        encoding = Encoding.at_home(columns, plan.normalize)
+    if encoding.is_complete:
+        return encoding
+    return encoding.completed(train_statistics(graph, columns))
 
 
 def _load_memory(prepared: Prepared, files: SiteState, base: int) -> tuple[Message, str]:

@@ -5,72 +5,16 @@ Memory never leaves the site. It is written atomically, to one file per round.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from polyphily.core.local import Local
-from polyphily.core.messages import Message, with_prefix
+from polyphily.core.messages import Message
 from polyphily.errors import UserError
-from polyphily.flower.plan import Plan
 from polyphily.runs.folder import read_tensors, save_tensors
+from polyphily.runs.models import BEST
 
 KEPT = 4  # latest rounds whose files are kept, besides the round that the server names
-LAST, BEST = "last", "best"
-
-
-@dataclass(frozen=True)
-class SavedModel:
-    """A model in a site's folder, with everything that is needed to predict with it.
-
-    Attributes:
-        plan: of the run that trained it.
-        client: the site's client number.
-        round: number of rounds after which it was saved.
-        tensors: parameters, memory and download, with the prefixes `params/`, `memory/` and
-            `received/`.
-    """
-
-    plan: Plan
-    client: int
-    round: int
-    tensors: Message
-
-    def part(self, prefix: str) -> Message:
-        """Return the tensors with a prefix, by their names without it."""
-        return with_prefix(self.tensors, prefix)
-
-    @classmethod
-    def of(cls, plan: Plan, client: int, rounds: int, view: Local) -> SavedModel:
-        """Create one from the model of a view."""
-        tensors = {f"params/{n}": t for n, t in view.params.items()}
-        tensors |= {f"memory/{n}": t for n, t in view.memory.items()}
-        tensors |= {f"received/{n}": t for n, t in view.received.items()}
-        return cls(plan, client, rounds, tensors)
-
-    def save(self, file: Path) -> None:
-        facts = {"plan": self.plan.to_json(), "client": self.client, "round": self.round}
-        save_tensors(file, self.tensors, {"polyphily": json.dumps(facts)})
-
-    @classmethod
-    def load(cls, file: Path) -> SavedModel:
-        """Read a model file.
-
-        Raises:
-            UserError: if it does not exist, or is not the model of a site.
-        """
-        try:
-            tensors, facts = read_tensors(file)
-            found = json.loads(facts["polyphily"])
-            return cls(
-                Plan.from_json(found["plan"]), int(found["client"]), int(found["round"]), tensors
-            )
-        except FileNotFoundError:
-            raise UserError(f"no model {file}") from None
-        except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
-            raise UserError(f"{file}: not a model of a Polyphily site: {error}") from None
 
 
 class SiteState:
@@ -131,12 +75,14 @@ class SiteState:
         except (OSError, SafetensorError):
             return None
 
-    def promote(self, rounds: int) -> None:
-        """Make a round's model the best one, if its file exists."""
+    def promote(self, rounds: int) -> bool:
+        """Make a round's model the best one, if its file exists; return whether it does."""
         file = self.candidate(rounds)
-        if rounds and file.exists():
-            self.models.mkdir(parents=True, exist_ok=True)
-            file.replace(self.model(BEST))
+        if not rounds or not file.exists():
+            return False
+        self.models.mkdir(parents=True, exist_ok=True)
+        file.replace(self.model(BEST))
+        return True
 
     def prune(self, rounds: int, base: int) -> None:
         """Delete files of old rounds, except those of round `base`, which the server named."""

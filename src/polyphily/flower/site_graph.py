@@ -12,6 +12,7 @@ import numpy as np
 from polyphily.errors import UserError
 from polyphily.flower.plan import Schema
 from polyphily.graphs import files
+from polyphily.graphs.columns import columns_of, conform, named_columns
 from polyphily.graphs.files.client import listed
 from polyphily.graphs.graph import UNLABELLED, Graph
 from polyphily.heterogeneity.homophily import class_counts, edge_homophily
@@ -37,7 +38,10 @@ class SiteGraph:
             names = listed(graph.name for graph in collection.graphs)
             raise UserError(f"{path}: holds {len(collection.graphs)} graphs ({names}): give one")
         (graph,) = collection.graphs
-        schema = Schema(collection.feature_names, graph.num_features, collection.classes)
+        columns = () if graph.table is None else columns_of(graph.table)
+        features = tuple(column.name for column in columns)
+        width = graph.num_features if graph.table is None else len(columns)
+        schema = Schema(features, width, collection.classes, columns)
         return cls(graph, schema, collection.notes)
 
     def aligned(self, schema: Schema) -> Graph:
@@ -47,7 +51,7 @@ class SiteGraph:
             UserError: if columns or labels do not fit, with their names.
         """
         graph, own = self.graph, self.schema
-        features = graph.features
+        features, table = graph.features, graph.table
         if own.features and schema.features:
             position = {name: i for i, name in enumerate(own.features)}
             missing = [name for name in schema.features if name not in position]
@@ -57,12 +61,15 @@ class SiteGraph:
                     "the graph's feature columns are not those that the sites agreed on: missing "
                     f"{listed(missing) or 'none'}, not agreed on {listed(extra) or 'none'}"
                 )
-            features = features[:, [position[name] for name in schema.features]]
-        elif graph.num_features != schema.width:
+            if table is None:
+                features = features[:, [position[name] for name in schema.features]]
+        elif own.width != schema.width:
             raise UserError(
-                f"the graph has {graph.num_features} features, but the sites agreed on "
-                f"{schema.width}"
+                f"the graph has {own.width} features, but the sites agreed on {schema.width}"
             )
+        if schema.columns:
+            raw = table or named_columns(features, schema.features)
+            table, features = conform(raw, schema.columns), features[:, :0]
         index = {name: i for i, name in enumerate(schema.classes)}
         unknown = [name for name in own.classes if name not in index]
         if unknown:
@@ -72,7 +79,7 @@ class SiteGraph:
             )
         # The last entry is for unlabelled nodes, whose label -1 indexes from the end.
         new_label = np.array([*(index[name] for name in own.classes), UNLABELLED])
-        return replace(graph, features=features, labels=new_label[graph.labels])
+        return replace(graph, features=features, table=table, labels=new_label[graph.labels])
 
     def summary(self) -> dict[str, Any]:
         """Return size, homophily and label counts; they are shown at the site and never sent."""
@@ -82,7 +89,7 @@ class SiteGraph:
         return {
             "nodes": graph.num_nodes,
             "edges": graph.num_edges,
-            "features": graph.num_features,
+            "features": self.schema.width,
             "labelled": int(counts.sum()),
             "labels": dict(zip(classes, counts.tolist(), strict=True)),
             "homophily": None if math.isnan(homophily) else homophily,

@@ -7,6 +7,11 @@ Two balanced classes y = ±1 on N nodes, and a direction c ~ N(0, I/F):
 
 with sigma = sqrt(d) (2h - 1), that is 2dh/N and 2d(1 - h)/N: average degree d, edge homophily h.
 
+If the classes have N1 < N2 nodes, all nodes keep the average degree d, and h is the share of the
+neighbours of a rarer node that are of its class. Edges within the rarer class have the probability
+dh/N1, those across d(1 - h)/N2, and those within the other class what is left of its degree. Equal
+classes give the probabilities above.
+
 Along c the two classes lie at ±sqrt(mu/N) |c| with standard deviation 1/sqrt(F). The best
 classifier on features alone therefore has accuracy Phi(sqrt(mu F / N) |c|), where |c| is close to
 1. The paper gives neither mu nor F. With our defaults, 10 and 100, this is 72 % at N = 3000 (84 %
@@ -40,11 +45,12 @@ def sample(
     rng: np.random.Generator,
     direction: Vector | None = None,
     name: str = "csbm",
+    positives: float = 0.5,
 ) -> Graph:
     """Draw one graph, in time and memory linear in nodes and edges.
 
     Args:
-        nodes: N; if it is odd, the classes differ by one node.
+        nodes: N; if it is odd, equal classes differ by one node.
         features: F.
         mu: strength of the features.
         degree: d, the expected degree.
@@ -52,19 +58,27 @@ def sample(
         rng: the source of all randomness.
         direction: c, `[F]`; drawn unless given.
         name: the graph's name.
+        positives: the share of nodes of the second class.
     """
-    within, across = 2 * degree * homophily / nodes, 2 * degree * (1 - homophily) / nodes
-    if max(within, across) > 1:
+    if positives == 0.5:
+        kinds = np.arange(nodes, dtype=np.int64) % 2
+        within, across = 2 * degree * homophily / nodes, 2 * degree * (1 - homophily) / nodes
+        rates = (within, across, within)
+    else:
+        ones_count = min(max(1, round(positives * nodes)), nodes - 1)
+        kinds = (np.arange(nodes) < ones_count).astype(np.int64)
+        rates = _uneven_rates(nodes - ones_count, ones_count, degree, homophily)
+    if max(rates) > 1:
         raise UserError(
             f"degree {degree:g} with homophily {homophily:g} is too large for {nodes} nodes: an "
-            f"edge would have probability {max(within, across):.3g}. Lower the degree."
+            f"edge would have probability {max(rates):.3g}. Lower the degree."
         )
-    labels = rng.permutation(np.arange(nodes, dtype=np.int64) % 2)
+    labels = rng.permutation(kinds)
     zeros, ones = np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)
     edges = [
-        zeros[_pairs_within(len(zeros), within, rng)],
-        ones[_pairs_within(len(ones), within, rng)],
-        _pairs_across(zeros, ones, across, rng),
+        zeros[_pairs_within(len(zeros), rates[0], rng)],
+        ones[_pairs_within(len(ones), rates[2], rng)],
+        _pairs_across(zeros, ones, rates[1], rng),
     ]
     if direction is None:
         direction = draw_direction(features, rng)
@@ -74,6 +88,16 @@ def sample(
     values[zeros] -= shift
     values[ones] += shift
     return Graph.build(values, np.concatenate(edges, axis=1), labels, name=name)
+
+
+def _uneven_rates(
+    zeros: int, ones: int, degree: float, homophily: float
+) -> tuple[float, float, float]:
+    """Return the probabilities of edges between zeros, across, and between ones."""
+    few, many = min(zeros, ones), max(zeros, ones)
+    across = degree * (1 - homophily) / many
+    rates = degree * homophily / few, across, (degree - few * across) / many
+    return rates if zeros < ones else rates[::-1]
 
 
 def draw_direction(features: int, rng: np.random.Generator) -> Vector:
@@ -126,6 +150,7 @@ def sample_federation(
     homophily: float | str = 0.5,
     gap: float | str = 0.8,
     spread: str = "uniform",
+    positives: float | str = 0.5,
 ) -> Collection:
     """Draw a natural federation of graphs that differ in homophily.
 
@@ -143,12 +168,16 @@ def sample_federation(
         gap: the width of the interval of homophily.
         spread: `uniform` draws each client's homophily from the interval; `even` spaces the clients
             evenly from its lower end (client 0) to its upper end.
+        positives: the share of nodes of the second class.
     """
     clients = whole("clients", 10 if clients is None else clients, low=1)
     fewest, most = _node_range(nodes)
     features = whole("features", features, low=1)
     mu, degree = real("mu", mu, low=0), real("degree", degree, low=0)
     low, high = _homophily_range(homophily, gap)
+    share = real("positives", positives, 0, 1)
+    if not 0 < share < 1:
+        raise UserError(f"option 'positives' must be between 0 and 1, got {positives}")
     if spread not in SPREADS:
         raise unknown("spread", spread, SPREADS)
     direction = draw_direction(features, generator(seed, "csbm direction"))
@@ -159,8 +188,10 @@ def sample_federation(
         count = int(rng.integers(fewest, most + 1))
         drawn = float(rng.uniform(low, high)) if spread == "uniform" else float(spaced[client])
         name = f"client-{client:0{len(str(clients - 1))}}"
-        graphs.append(sample(count, features, mu, degree, drawn, rng, direction, name))
+        graphs.append(sample(count, features, mu, degree, drawn, rng, direction, name, share))
     note = f"synthetic: homophily {low:g} to {high:g} ({spread}), average degree {degree:g}"
+    if share != 0.5:
+        note += f", {100 * share:g} % positive"
     return Collection("csbm", tuple(graphs), CLASSES, natural=True, notes=(note,))
 
 

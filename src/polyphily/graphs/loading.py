@@ -7,31 +7,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from polyphily.errors import UserError, unknown
-from polyphily.graphs import datasets, files, splits
+from polyphily.graphs import conversion, datasets, files, imbalance, splits
 from polyphily.graphs import noise as disturbances
+from polyphily.graphs.columns import comparable
+from polyphily.graphs.encoding import NORMALIZATIONS, Encoding, learn_encodings
 from polyphily.graphs.graph import (
     UNLABELLED,
     BoolArray,
     Collection,
-    Features,
     Graph,
     IntArray,
     Masks,
+    relations_of,
 )
 from polyphily.graphs.partitions import NATURAL, PARTITIONS, Partition, partition
+from polyphily.graphs.rules import ArrayRule, padded
 
-NORMALIZATIONS = {
-    "none": "as they are",
-    "row": "each node's features sum to one",
-    "standard": "each column to mean 0 and standard deviation 1, within each client",
-}
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
 SAVED = "partition.npz"  # the file of a run folder that stores the partition
 FROM_FILE = "as in the partition file"
 IN_MEMORY = "graphs"  # the dataset's name of graphs that were not read from a file
@@ -51,8 +52,10 @@ class Federation:
         split: how the masks were drawn, as text.
         seed: the seed of partition and split, and of the run's initial parameters.
         metric: the metric that selects a model on validation.
+        metric_reason: why it is not accuracy, if the data have no metric of their own.
         notes: remarks for the user on how the data were read.
         request: the arguments of `load` that create this federation again.
+        encodings: how each client's columns became features; one object if clients agree.
     """
 
     dataset: str
@@ -63,33 +66,56 @@ class Federation:
     split: str
     seed: int
     metric: str = "accuracy"
+    metric_reason: str = ""
     notes: tuple[str, ...] = ()
     request: Mapping[str, str | int] = field(default_factory=dict, compare=False)
+    encodings: tuple[Encoding, ...] = ()
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    @property
+    def exchanged(self) -> bool:
+        """True if columns are encoded by statistics that several clients have exchanged."""
+        learned = any(encoding.is_learned for encoding in self.encodings)
+        return learned and len(self) > 1 and self.request.get("encoding") != "home"
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The types of edges that some clients have."""
+        return relations_of(self.clients)
 
     @property
     def dense(self) -> bool:
         """True if the features of all clients are dense, not a sparse bag of words."""
         return not any(sp.issparse(graph.features) for graph in self.clients)
 
+    def to_pyg(self, *, sparse: bool = False) -> list[Data]:
+        """Convert the clients' graphs to torch_geometric `Data`; `load` takes the list again.
+
+        Args:
+            sparse: whether sparse features stay sparse (`torch.sparse_csr` tensors).
+        """
+        return [conversion.to_pyg(graph, self.classes, sparse=sparse) for graph in self.clients]
+
     def __repr__(self) -> str:
         nodes = sum(graph.num_nodes for graph in self.clients)
+        clients = "1 client" if len(self) == 1 else f"{len(self)} clients"
         return (
-            f"Federation({self.dataset}, {len(self)} clients by {self.partition.name}, "
+            f"Federation({self.dataset}, {clients} by {self.partition.name}, "
             f"{nodes:,} nodes, {len(self.classes)} classes, split {self.split}, seed {self.seed})"
         )
 
 
 def load(
-    dataset: str | Path | Graph | Sequence[Graph] | Collection,
+    dataset: str | Path | Graph | Sequence[Any] | Collection | Any,
     *,
     partition: str | Path | None = None,
     clients: int | None = None,
     seed: int = 0,
     split: str | None = None,
-    normalize: str = "none",
+    normalize: str | None = None,
+    encoding: str | None = None,
     noise: str | None = None,
     root: Path | None = None,
 ) -> Federation:
@@ -100,9 +126,10 @@ def load(
 
             - a dataset's name (`polyphily datasets` lists them), with options as in `csbm:gap=0.4`;
             - a folder or file of graphs;
-            - a `Graph`, which is divided among clients;
-            - a list of graphs, one per client. A list of one graph is one client, unless
-              `partition` or `clients` asks to divide it.
+            - a graph: a `Graph`, a torch_geometric `Data`, a networkx graph (node attributes x and
+              y or label), or a tuple (scipy adjacency, features, labels). It is one client, unless
+              `partition` or `clients` asks to divide it;
+            - a list of graphs, or a torch_geometric dataset: one client for each graph.
         partition: how one graph is divided (`polyphily partitions` lists the names; options as in
             `dirichlet:alpha=0.1`), or a partition file. `natural` keeps one graph per client.
         clients: the number of clients; the dataset's usual number unless given.
@@ -110,15 +137,22 @@ def load(
         split: "0.6,0.2,0.2" (add ":client" or ":global"), "5-fold" or "own". Unless given, the
             masks of the partition file, the split in the data (for a dataset of the registry
             that is divided: the split of the papers), or the split of the papers.
-        normalize: "none", "row" or "standard".
+        normalize: "none" leaves numbers as they are, "row" divides the features of a node by their
+            sum, "standard" scales columns by the mean and standard deviation of the train nodes.
+            Unless given, "standard" for tables with categories, dates or missing values, otherwise
+            "none".
+        encoding: "agreed" encodes and scales the columns of all clients alike, by the train nodes
+            of all. "home" exchanges no statistics: each client scales by its own train nodes, and
+            categories have the values that `schema.toml` declares, or are hashed. "agreed" unless
+            given.
         noise: noise on the clients' graphs, such as "edges=0.1,features=0.1,labels=0.1".
         root: the folder of the datasets; `$POLYPHILY_DATA` or a cache folder unless given.
 
     Raises:
         UserError: for unknown names, unreadable files and requests that cannot be met.
     """
-    if normalize not in NORMALIZATIONS:
-        raise unknown("normalization", normalize, NORMALIZATIONS)
+    if normalize not in (None, *NORMALIZATIONS):
+        raise unknown("normalization", str(normalize), NORMALIZATIONS)
     collection, kind, metric, usual = _collect(dataset, seed, clients, root)
     graphs = collection.graphs
     several = len(graphs) > 1
@@ -137,11 +171,15 @@ def load(
         usual_split = splits.parse_split("own") if own else splits.default_split(short, name)
         drawn = _divide(graphs[0], name, options, saved, clients, wanted, usual_split, seed)
     raw, layout, text = drawn
-    members = [replace(g, features=normalize_features(g.features, normalize)) for g in raw]
-    for graph in members:
+    for graph in raw:
         _check_masks(graph)
+    encodings, normalize = learn_encodings(raw, normalize, encoding)
+    members = [own.encode(graph) for own, graph in zip(encodings, raw, strict=True)]
     disturbance = disturbances.parse_noise(noise)
     members = disturbances.disturb(members, disturbance, len(collection.classes), seed)
+    reason = ""
+    if metric == imbalance.USUAL:
+        metric, reason = imbalance.usual_metric(members, collection.classes)
     return Federation(
         dataset=collection.name,
         kind=kind,
@@ -151,12 +189,14 @@ def load(
         split=text,
         seed=seed,
         metric=metric,
+        metric_reason=reason,
         notes=(
             *collection.notes,
             *_unknown_arrays_note(saved),
             *([] if natural or wanted else _own_split_note(graphs[0], layout, text, seed)),
             *_twin_note(raw, text),
             *_overlap_note(layout, text),
+            *_encoding_note(encodings[0], encoding),
             *_scale_note(members, normalize),
         ),
         request={
@@ -165,8 +205,10 @@ def load(
             **({} if _finds_clients(name) else {"clients": len(members)}),
             **({} if text == FROM_FILE else {"split": text}),
             "normalize": normalize,
+            **({"encoding": "home"} if encoding == "home" and encodings[0].is_learned else {}),
             **({"noise": str(disturbance)} if disturbance else {}),
         },
+        encodings=encodings,
     )
 
 
@@ -186,8 +228,20 @@ def whole_graph(federation: Federation, root: Path | None = None) -> Graph | Non
         nodes = layout.nodes_of(k)
         for name in ("train", "val", "test"):
             getattr(masks, name)[nodes[getattr(client.masks, name)]] = True
+    graph = graph.with_masks(masks)
+    if federation.encodings and federation.request.get("encoding") != "home":
+        return federation.encodings[0].encode(graph)
     how = str(federation.request.get("normalize", "none"))
-    return replace(graph, features=normalize_features(graph.features, how), masks=masks)
+    (own,), _ = learn_encodings([graph], how, "home")
+    return own.encode(graph)
+
+
+def with_split(graph: Graph, split: str | None, seed: int) -> Graph:
+    """Return one client's graph with its split, as `load` draws it for a single client."""
+    wanted = splits.parse_split(split) if split else None
+    (found,), _, _ = _natural([graph], None, None, wanted, seed)
+    _check_masks(found)
+    return found
 
 
 def _check_masks(graph: Graph) -> None:
@@ -214,24 +268,25 @@ def _written(name: str, options: Mapping[str, str]) -> str:
 
 
 def _collect(
-    dataset: str | Path | Graph | Sequence[Graph] | Collection,
+    dataset: str | Path | Graph | Sequence[Any] | Collection | Any,
     seed: int,
     clients: int | None,
     root: Path | None,
 ) -> tuple[Collection, str, str, int]:
     """Return the graphs with their kind, selecting metric and usual number of clients."""
-    if isinstance(dataset, Graph):
-        return _in_memory([dataset], natural=False), "files", "accuracy", USUAL_CLIENTS
     if isinstance(dataset, Collection):
         return dataset, "files", "accuracy", USUAL_CLIENTS
     if not isinstance(dataset, str | Path):
-        return _in_memory(dataset, natural=True), "files", "accuracy", USUAL_CLIENTS
+        return _in_memory(conversion.convert(dataset)), "files", "accuracy", USUAL_CLIENTS
     if _is_path(dataset):
         path = Path(dataset).expanduser()
         collection = replace(files.read(path), name=str(path.resolve()))
         return collection, "files", "accuracy", USUAL_CLIENTS
     name, colon, options = str(dataset).partition(":")
-    info = datasets.DATASETS.find(name)
+    try:
+        info = datasets.DATASETS.find(name)
+    except UserError as error:
+        raise UserError(f"{error}. For graphs of your own, give the path: ./{name}") from None
     collection = datasets.read(str(dataset), root=root, seed=seed, clients=clients)
     if info.reader is None:  # only options of other packages may depend on the case of letters
         options = options.lower()
@@ -243,21 +298,14 @@ def _collect(
     )
 
 
-def _in_memory(given: Sequence[Graph], *, natural: bool) -> Collection:
+def _in_memory(given: conversion.Converted) -> Collection:
     """Return a collection of graphs that are not read from files."""
-    for graph in given:
-        if not isinstance(graph, Graph):
-            raise UserError(
-                f"a {type(graph).__name__} is not a graph: build one with polyphily.Graph.build("
-                "features, edges, labels)"
-            )
-    graphs = tuple(_with_own_masks(graph) for graph in given)
-    if not graphs:
-        raise UserError("no graph was given")
+    graphs = tuple(_with_own_masks(graph) for graph in given.graphs)
     count = 1 + max(int(graph.labels.max(initial=0)) for graph in graphs)
+    classes = given.classes or tuple(map(str, range(count)))
     if len({graph.name for graph in graphs}) < len(graphs):
         graphs = tuple(replace(g, name=_client_name(k, len(graphs))) for k, g in enumerate(graphs))
-    return Collection(IN_MEMORY, graphs, tuple(map(str, range(count))), natural=natural)
+    return Collection(IN_MEMORY, graphs, classes, natural=True, notes=given.notes)
 
 
 def _finds_clients(name: str) -> bool:
@@ -335,6 +383,8 @@ def _natural(
             )
         masks = _saved_masks(saved)
     if wanted is not None or masks is None:
+        if wanted is None:
+            _check_own_splits(graphs)
         split = wanted or splits.parse_split("own" if graphs[0].own_masks else "0.6,0.2,0.2")
         if split.kind == "global":
             raise UserError(
@@ -348,6 +398,17 @@ def _natural(
     members = [graph.with_masks(own) for graph, own in zip(graphs, masks, strict=True)]
     nodes = [np.arange(a, b) for a, b in pairwise(ends)]
     return members, Partition.of(NATURAL, nodes, masks), text
+
+
+def _check_own_splits(graphs: Sequence[Graph]) -> None:
+    """Refuse clients of which only some have a split, unless the user asks for another one."""
+    with_one = [graph.name for graph in graphs if graph.own_masks]
+    without = [graph.name for graph in graphs if not graph.own_masks]
+    if with_one and without:
+        raise UserError(
+            f"client '{with_one[0]}' has a split of its own, and client '{without[0]}' has none: "
+            "give all clients one, or none, or choose a --split such as 0.6,0.2,0.2"
+        )
 
 
 def same_nodes(graphs: Sequence[Graph]) -> list[IntArray] | None:
@@ -371,13 +432,17 @@ def same_nodes(graphs: Sequence[Graph]) -> list[IntArray] | None:
 
 def _summary(graph: Graph) -> tuple[object, ...]:
     """Return values that are quick to compare and differ between almost all graphs."""
-    return graph.num_nodes, graph.features.shape[1], np.sort(graph.labels).tobytes()
+    names = () if graph.table is None else tuple(sorted(column.name for column in graph.table))
+    width = graph.features.shape[1]
+    return graph.num_nodes, width, names, np.sort(graph.labels).tobytes()
 
 
 def _contents(graph: Graph) -> npt.NDArray[np.bytes_]:
     """Return a digest of every node's features and label."""
     features: Any = graph.features
-    if sp.issparse(features):
+    if graph.table is not None:
+        rows = [row.tobytes() for row in comparable(graph.table)]
+    elif sp.issparse(features):
         features = sp.csr_array(features, copy=True)
         features.sum_duplicates()
         features.eliminate_zeros()
@@ -510,23 +575,35 @@ def _saved_masks(saved: Partition) -> list[Masks] | None:
     return [masks for masks in found if masks is not None] or None
 
 
-def normalize_features(features: Features, how: str) -> Features:
-    """Return features as they are, scaled per row, or standardised per column."""
-    if how == "none":
-        return features
-    if how == "row":
-        total = np.asarray(abs(features).sum(axis=1), dtype=np.float32).reshape(-1, 1)
-        scale = 1 / np.where(total == 0, 1, total)
-        if sp.issparse(features):
-            return sp.csr_array(sp.csr_array(features).multiply(scale), dtype=np.float32)
-        scaled: Features = features * scale
-        return scaled
-    if sp.issparse(features):
-        raise UserError(
-            "normalize 'standard' would make sparse features dense: use 'row' or 'none'"
-        )
-    spread = features.std(axis=0)
-    return (features - features.mean(axis=0)) / np.where(spread == 0, 1, spread)
+def _encoding_note(encoding: Encoding, mode: str | None) -> tuple[str, ...]:
+    """Return a note for the user on what became of the columns of a table."""
+    if isinstance(encoding.rules, ArrayRule) or all(
+        rule.kind == "number" and not (rule.missing or rule.scaled) for rule in encoding.rules
+    ):
+        return ()
+    own = "; each client by its own train nodes" if mode == "home" else ""
+    return (encoding.describe() + own,)
+
+
+def same_width(federations: Sequence[Federation]) -> list[Federation]:
+    """Return federations of several seeds with equally many features.
+
+    Train nodes differ between seeds, and with them the values of categories that have a feature.
+    Narrower federations get further features, which are always 0.
+    """
+    widths = [federation.clients[0].num_features for federation in federations]
+    found = []
+    for federation, width in zip(federations, widths, strict=True):
+        more = max(widths) - width
+        tables = federation.encodings and not isinstance(federation.encodings[0].rules, ArrayRule)
+        if not more or not tables:
+            found.append(federation)
+            continue
+        wider = {id(e): replace(e, padding=e.padding + more) for e in federation.encodings}
+        clients = [replace(g, features=padded(g.features, more)) for g in federation.clients]
+        encodings = tuple(wider[id(e)] for e in federation.encodings)
+        found.append(replace(federation, clients=tuple(clients), encodings=encodings))
+    return found
 
 
 def _scale_note(graphs: Sequence[Graph], normalize: str) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from polyphily.errors import UserError, unknown
-from polyphily.graphs.graph import UNLABELLED, BoolArray, Features, Graph, IntArray, canonical_edges
+from polyphily.graphs.edges import mirrored
+from polyphily.graphs.graph import UNLABELLED, BoolArray, Features, Graph, IntArray
 from polyphily.graphs.random import generator
 
 
@@ -52,6 +53,10 @@ def parse_noise(text: str | None) -> Noise:
     known = [field.name for field in fields(Noise)]
     for item in filter(None, (text or "").split(",")):
         name, sign, value = (part.strip() for part in item.partition("="))
+        if not sign and name not in known:
+            raise UserError(
+                f"noise: '{item}' has no kind: write edges=0.1, features=0.1, labels=0.1"
+            )
         if name not in known:
             raise unknown("kind of noise", name, known)
         try:
@@ -80,32 +85,41 @@ def disturb(graphs: Sequence[Graph], noise: Noise, classes: int, seed: int) -> l
 
 
 def _edges(graph: Graph, probability: float, rng: np.random.Generator) -> Graph:
-    return replace(graph, edges=rewired(graph.edges, graph.num_nodes, probability, rng))
+    """Rewire edges. A new edge has the weight, the direction and the relations of the lost one."""
+    edges, nodes = graph.edges, graph.num_nodes
+    forward = np.flatnonzero(edges[0] < edges[1])
+    backward = np.searchsorted(edges[0] * nodes + edges[1], edges[1] * nodes + edges[0])[forward]
+    pairs, origin = rewired(edges[:, forward], nodes, probability, rng)
+    ends, source = mirrored(pairs, nodes)
+    places = np.concatenate([forward[origin], backward[origin]])[source]
+    return graph.with_edges(graph.edge_list.take(ends, places))
 
 
 def _features(graph: Graph, probability: float, rng: np.random.Generator) -> Graph:
     return replace(graph, features=scattered(graph.features, probability, rng))
 
 
-def rewired(edges: IntArray, nodes: int, probability: float, rng: np.random.Generator) -> IntArray:
+def rewired(
+    pairs: IntArray, nodes: int, probability: float, rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
     """Replace random edges by as many random pairs of nodes that had none.
 
     Args:
-        edges: both directions of each edge, as in `Graph`.
+        pairs: `[2, m]`, one direction of each edge.
         nodes: the number of nodes.
         probability: the probability that an edge is replaced.
         rng: the source of randomness.
+
+    Returns:
+        the new pairs, and the position of the edge that each of them keeps or replaces.
     """
-    single = edges[:, edges[0] < edges[1]]
-    lost: BoolArray = np.less(rng.random(single.shape[1]), probability)
-    free = nodes * (nodes - 1) // 2 - single.shape[1]
-    fresh = new_pairs(single, nodes, min(int(lost.sum()), free), rng)
-    kept = single[:, ~lost]
-    short = (
-        single.shape[1] - kept.shape[1] - fresh.shape[1]
-    )  # positive if the graph is almost complete
-    kept = np.concatenate([kept, single[:, lost][:, :short]], axis=1)
-    return canonical_edges(np.concatenate([kept, fresh], axis=1), nodes)
+    lost: BoolArray = np.less(rng.random(pairs.shape[1]), probability)
+    free = nodes * (nodes - 1) // 2 - pairs.shape[1]
+    fresh = new_pairs(pairs, nodes, min(int(lost.sum()), free), rng)
+    # If the graph is almost complete, some of the lost edges stay.
+    origin = np.concatenate([np.flatnonzero(~lost), np.flatnonzero(lost)])
+    kept = pairs[:, origin[: pairs.shape[1] - fresh.shape[1]]]
+    return np.concatenate([kept, fresh], axis=1), origin
 
 
 def new_pairs(taken: IntArray, nodes: int, count: int, rng: np.random.Generator) -> IntArray:

@@ -1,7 +1,8 @@
-"""Federations whose partitions are in files, for machines without the partitioners."""
+"""Federations of several seeds, and partitions in files for machines without partitioners."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,27 @@ def load_prepared(
         folder.mkdir(parents=True, exist_ok=True)
         load(dataset, **where, seed=seed).partition.save(file)
     return load(dataset, partition=file, seed=seed, **others)
+
+
+def load_seeds(
+    data: Mapping[str, Any],
+    seeds: Sequence[int],
+    folder: Path | None = None,
+    *,
+    private: bool = False,
+) -> list[Federation]:
+    """Load a federation for every seed, all with the normalisation of the first.
+
+    Args:
+        data: arguments of `load`, without the seed.
+        seeds: the seeds.
+        folder: of partition files, as for `load_prepared`.
+        private: whether clients exchange no statistics of their columns unless `data` says so: true
+            under differential privacy and secure aggregation.
+    """
+    request = {**({"encoding": "home"} if private else {}), **data}
+    found: list[Federation] = []
+    for seed in seeds:
+        found.append(load_prepared(folder, **request, seed=seed))
+        request["normalize"] = found[0].request["normalize"]
+    return found

@@ -61,7 +61,7 @@ def parse_split(text: str) -> Split:
     >>> parse_split("5-fold").folds
     5
     """
-    text = "".join(text.split())
+    text = "".join(text.split()).lower()
     if text == "own":
         return Split("own", text=text)
     if found := re.fullmatch(r"(\d{1,9})-fold", text):

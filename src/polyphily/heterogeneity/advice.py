@@ -220,8 +220,8 @@ def _strong(rule: Rule, value: float, dataset: str, *, first: bool) -> Advice:
     known = tried(rule.methods)
     if not known:
         text = (
-            f"{opening} {_listed(rule.methods)} made for this ({rule.reason}), but we have no "
-            "results on that, so we recommend none of them."
+            f"{opening} {_listed(rule.methods)} made for this: {rule.reason}. Our studies did not "
+            "test that, so we recommend none: compare with local and fedavg first."
         )
         return Advice(text, rule.measure, value, rule.level)
     text = f"{opening} {_listed(known)} made for this: {rule.reason}. {in_words(known, dataset)}"

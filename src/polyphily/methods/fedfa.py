@@ -307,6 +307,9 @@ def augmenting(backbone: type[Backbone]) -> type[Backbone]:
     """Return a backbone's class with augmentation between its hidden layers and their dropout."""
 
     class Augmenting(backbone):  # type: ignore[misc, valid-type]
+        def in_evaluation(self, params: Message) -> tuple[Backbone, Message]:
+            return backbone(self.shape), params
+
         def drop(self, x: Tensor, graph: StackedGraph, draws: Draws | None) -> Tensor:
             if isinstance(graph, AugmentedGraph):
                 x = graph.augment(x)

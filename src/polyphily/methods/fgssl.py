@@ -103,6 +103,9 @@ class FGSSL(FedAvg):
         """True if the loss has a term beside the cross-entropy."""
         return self.lambda_c != 0 or self.lambda_d != 0
 
+    def needs_symmetric_edges(self) -> str:
+        return "its views drop an edge in both directions"
+
     def needs_whole_graph(self) -> str | None:
         return "a step compares neighbours in views of the whole graph" if self.compares else None
 
@@ -279,7 +282,8 @@ class View(Subgraph):
     @cached_property
     def mean(self) -> SparseMatrix:
         """The mean over the neighbours that are left, zero for a node without any."""
-        left = self.edges.sum_by_row(self.weight).clamp(min=1)
+        left = self.edges.sum_by_row(self.weight)
+        left = torch.where(left > 0, left, 1)
         return self.edges.with_value(self.weight / left[self.edges.row])
 
 

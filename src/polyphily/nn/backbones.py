@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polyphily.nn.layers import ACMConv, GATConv, GCNConv, LayerNorm, Linear, SAGEConv
+from polyphily.graphs.directions import BOTH, INWARD, OUTWARD, SEPARATE
+from polyphily.nn.layers import (
+    ACMConv,
+    DirectedConv,
+    GATConv,
+    GCNConv,
+    LayerNorm,
+    Linear,
+    SAGEConv,
+)
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.registry import Registry
 
@@ -50,6 +59,8 @@ class Shape:
         hops: number of propagation steps (gpr-gnn).
         norms_at_home: whether normalisations stay with their client, whatever a method shares.
         readout: what a backbone with several `readouts` classifies from.
+        separate: whether in- and out-neighbours have weights of their own (Dir-GNN).
+        relations: number of types of edges (rgcn).
     """
 
     features: int
@@ -62,6 +73,8 @@ class Shape:
     hops: int = 10
     norms_at_home: bool = False
     readout: str = "last"
+    separate: bool = False
+    relations: int = 1
 
     def widths(self) -> list[tuple[int, int]]:
         """Return (inputs, outputs) of every layer."""
@@ -78,7 +91,11 @@ class Backbone(nn.Module, ABC):
         local_reach: whether a node's output depends on no node further away than there are layers.
             Otherwise training on samples is refused.
         weighted_edges: whether the graph is read through its operators only (`gcn`, `random_walk`,
-            `mean`, `attention`), so that weights on edges take effect.
+            `mean`, `attention`), so that weights and the direction of edges take effect, and
+            methods can replace them.
+        separable: whether in- and out-neighbours can have weights of their own
+            (`Shape.separate`).
+        relational: whether types of edges are told apart (`StackedGraph.relations`).
         keeps_features: whether something is computed from the features once and kept. Otherwise
             they are read through `graph.x` in every pass, and labels can be among them.
         headless: whether the output is no free logits (but logarithms of probabilities, say), so
@@ -95,6 +112,8 @@ class Backbone(nn.Module, ABC):
     citation: ClassVar[str] = ""
     local_reach: ClassVar[bool] = True
     weighted_edges: ClassVar[bool] = True
+    separable: ClassVar[bool] = False
+    relational: ClassVar[bool] = False
     keeps_features: ClassVar[bool] = False
     headless: ClassVar[bool] = False
     readouts: ClassVar[tuple[str, ...]] = ("last",)
@@ -113,6 +132,11 @@ class Backbone(nn.Module, ABC):
         """The width of `Output.embedding`."""
         return self.shape.hidden if self.shape.layers > 1 else self.shape.classes
 
+    @property
+    def reach(self) -> int | None:
+        """Within how many hops of a node the nodes are that its output depends on; None: all."""
+        return self.shape.layers if self.local_reach else None
+
     @abstractmethod
     def is_classifier(self, parameter: str) -> bool:
         """Return whether a parameter belongs to the last layer (FedPer keeps these private)."""
@@ -128,9 +152,42 @@ class Backbone(nn.Module, ABC):
         """Return whether a parameter stays with its client, whatever the method shares."""
         return self.shape.norms_at_home and self.is_norm(parameter)
 
+    def in_evaluation(self, params: dict[str, Tensor]) -> tuple[Backbone, dict[str, Tensor]]:
+        """Return a network and parameters that compute the same in evaluation; by default these.
+
+        Override it if the network is another one that differs in training only, or one whose
+        parameters are made of others. Parameters are those of one client, without a client axis.
+        """
+        return self, params
+
     def describe(self) -> str:
         """Return the network's name for records; by default its registered name."""
         return self.name or type(self).__name__
+
+    @classmethod
+    def uses_weights(cls) -> bool:
+        """Return whether weights of edges take effect."""
+        return cls.weighted_edges or cls.relational
+
+    @classmethod
+    def directions(cls) -> tuple[str, ...]:
+        """Return the directions that it can read edges in, of `polyphily.graphs.edges`."""
+        one_way = (INWARD, OUTWARD) if cls.uses_weights() else ()
+        return (BOTH, *one_way, *((SEPARATE,) if cls.separable else ()))
+
+    def convolution(
+        self, inputs: int, outputs: int, make: Callable[[bool], nn.Module]
+    ) -> nn.Module:
+        """Build a convolution: one, or one for each direction if these are separate.
+
+        Args:
+            inputs: width of the input.
+            outputs: width of the output.
+            make: builds a convolution, given whether it has a bias and weights for the node itself.
+        """
+        if self.shape.separate:
+            return DirectedConv(inputs, outputs, lambda: make(False))
+        return make(True)
 
     def drop_input(self, graph: StackedGraph, draws: Draws | None) -> Tensor | SparseMatrix:
         """Return the input features after dropout."""
@@ -158,6 +215,7 @@ BACKBONES: Registry[type[Backbone]] = Registry(
         "polyphily.nn.unifilter",
         "polyphily.nn.disengcn",
         "polyphily.nn.residual",
+        "polyphily.nn.relational",
         "polyphily.nn.choir",
     ),
 )
@@ -237,22 +295,27 @@ class MLP(Stack):
 class GCN(Stack):
     """Graph convolutional network."""
 
+    separable = True
+
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
-        return GCNConv(inputs, outputs)
+        return self.convolution(inputs, outputs, lambda own: GCNConv(inputs, outputs, own=own))
 
 
 @register_backbone("sage", cite="Hamilton et al., NeurIPS 2017")
 class GraphSAGE(Stack):
     """GraphSAGE with the mean aggregator over all neighbours."""
 
+    separable = True
+
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
-        return SAGEConv(inputs, outputs)
+        return self.convolution(inputs, outputs, lambda own: SAGEConv(inputs, outputs, own=own))
 
 
 @register_backbone("gat", cite="Velickovic et al., ICLR 2018")
 class GAT(Stack):
     """Graph attention network; `hidden` is the width of all heads together."""
 
+    separable = True
     defaults: ClassVar = {"heterophilic": {"input_dropout": 0.0}}
 
     def __init__(self, shape: Shape) -> None:
@@ -263,9 +326,12 @@ class GAT(Stack):
 
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
         heads = self.shape.heads
-        if last:
-            return GATConv(inputs, outputs, heads, average=True)
-        return GATConv(inputs, max(outputs // heads, 1), heads, average=False)
+        width = outputs if last else max(outputs // heads, 1)
+        return self.convolution(
+            inputs,
+            outputs,
+            lambda own: GATConv(inputs, width, heads, average=last, own=own),
+        )
 
 
 @register_backbone("gpr-gnn", cite="Chien et al., ICLR 2021")
@@ -284,6 +350,10 @@ class GPRGNN(Stack):
 
     def layer(self, inputs: int, outputs: int, last: bool) -> nn.Module:
         return Linear(inputs, outputs)
+
+    @property
+    def reach(self) -> int:
+        return self.shape.hops
 
     def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
         z, embedding = super().forward(graph, draws)
@@ -329,6 +399,10 @@ class LinearHead(Backbone):
 
     def describe(self) -> str:
         return f"{self.trunk.describe()} with a linear head"
+
+    @property
+    def reach(self) -> int | None:
+        return self.trunk.reach
 
     @property
     def embedding_width(self) -> int:

@@ -70,6 +70,12 @@ class Choir(Backbone):
     def embedding_width(self) -> int:
         return sum(self.voice(v).embedding_width for v in range(len(self.names)))
 
+    @property
+    def reach(self) -> int | None:
+        found = [self.voice(v).reach for v in range(len(self.names))]
+        known = [hops for hops in found if hops is not None]
+        return max(known) if len(known) == len(found) else None
+
     def voice(self, number: int) -> Backbone:
         """Return a voice by its number."""
         found = self.voices[number]

@@ -56,6 +56,10 @@ class DisenGCN(Backbone):
         """The number of routing layers."""
         return max(self.shape.layers - 2, 1)
 
+    @property
+    def reach(self) -> int:
+        return self.depth
+
     def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
         x = F.leaky_relu(self.project(self.drop_input(graph, draws), graph))
         x = self.drop(x, graph, draws)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,7 @@ from polyphily.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
     from polyphily.nn.segments import Segments
-    from polyphily.nn.stacked import GraphOperators, StackedGraph
+    from polyphily.nn.stacked import AttendedOperators, GraphOperators, StackedGraph
 
 
 def glorot(shape: tuple[int, ...], fan_in: int, fan_out: int) -> nn.Parameter:
@@ -72,47 +72,79 @@ class LayerNorm(nn.Module):
 
 
 class GCNConv(nn.Module):
-    """Graph convolution (Kipf and Welling 2017): Â x W + b, Â = (D+I)^-1/2 (A+I) (D+I)^-1/2."""
+    """Graph convolution (Kipf and Welling 2017): Â x W + b, Â = (D+I)^-1/2 (A+I) (D+I)^-1/2.
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    Args:
+        inputs: width of the input.
+        outputs: width of the output.
+        own: whether there is a bias.
+    """
+
+    bias: nn.Parameter
+
+    def __init__(self, inputs: int, outputs: int, *, own: bool = True) -> None:
         super().__init__()
+        self.own = own
         self.weight = glorot((inputs, outputs), inputs, outputs)
-        self.bias = zeros(outputs)
+        self.register_parameter("bias", zeros(outputs) if own else None)
 
     def forward(self, x: Tensor | SparseMatrix, graph: GraphOperators) -> Tensor:
         out = graph.gcn @ matmul(x, self.weight, graph)
-        return out + graph.segments.expand(self.bias)
+        return out + graph.segments.expand(self.bias) if self.own else out
 
 
 class SAGEConv(nn.Module):
-    """GraphSAGE, mean aggregator (Hamilton et al. 2017): x W_self + mean(x_u) W_near + b."""
+    """GraphSAGE, mean aggregator (Hamilton et al. 2017): x W_self + mean(x_u) W_near + b.
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    Args:
+        inputs: width of the input.
+        outputs: width of the output.
+        own: whether there are W_self and b.
+    """
+
+    weight_self: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, inputs: int, outputs: int, *, own: bool = True) -> None:
         super().__init__()
-        self.weight_self = glorot((inputs, outputs), inputs, outputs)
-        self.weight_near = glorot((inputs, outputs), inputs, outputs)
-        self.bias = zeros(outputs)
+        self.own, shape = own, (inputs, outputs)
+        self.register_parameter("weight_self", glorot(shape, inputs, outputs) if own else None)
+        self.weight_near = glorot(shape, inputs, outputs)
+        self.register_parameter("bias", zeros(outputs) if own else None)
 
     def forward(self, x: Tensor | SparseMatrix, graph: GraphOperators) -> Tensor:
         near = graph.mean @ matmul(x, self.weight_near, graph)
+        if not self.own:
+            return near
         return matmul(x, self.weight_self, graph) + near + graph.segments.expand(self.bias)
 
 
 class GATConv(nn.Module):
     """Graph attention (Velickovic et al. 2018), self-loops included, LeakyReLU slope 0.2.
 
-    Heads are concatenated, or averaged if `average` is set (in the last layer).
+    Args:
+        inputs: width of the input.
+        outputs: width of the output of each head.
+        heads: number of heads.
+        average: whether heads are averaged (in the last layer) or concatenated.
+        own: whether there is a bias.
     """
 
-    def __init__(self, inputs: int, outputs: int, heads: int, *, average: bool) -> None:
+    bias: nn.Parameter
+
+    def __init__(
+        self, inputs: int, outputs: int, heads: int, *, average: bool, own: bool = True
+    ) -> None:
         super().__init__()
+        self.own = own
         self.heads, self.outputs, self.average = heads, outputs, average
         self.weight = glorot((inputs, heads * outputs), inputs, heads * outputs)
         self.attend_source = glorot((heads, outputs), heads, outputs)
         self.attend_target = glorot((heads, outputs), heads, outputs)
-        self.bias = zeros(outputs if average else heads * outputs)
+        width = outputs if average else heads * outputs
+        self.register_parameter("bias", zeros(width) if own else None)
 
-    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph) -> Tensor:
+    def forward(self, x: Tensor | SparseMatrix, graph: AttendedOperators) -> Tensor:
         expand, edges = graph.segments.expand, graph.attention
         z = matmul(x, self.weight, graph).view(-1, self.heads, self.outputs)
         source = (z * expand(self.attend_source)).sum(dim=2)
@@ -123,7 +155,69 @@ class GATConv(nn.Module):
             [edges.with_value(attention[:, h]) @ z[:, h] for h in range(self.heads)], dim=1
         )
         out = out.mean(dim=1) if self.average else out.flatten(1)
-        return out + expand(self.bias)
+        return out + expand(self.bias) if self.own else out
+
+
+class DirectedConv(nn.Module):
+    """Dir-GNN (Rossi et al. 2023): x W + b + (1-α) conv_in(x) + α conv_out(x), α = 1/2.
+
+    One convolution receives from in-neighbours, the other from out-neighbours. Neither has
+    self-loops.
+
+    Args:
+        inputs: width of the input.
+        outputs: width of the output.
+        make: builds one of the two convolutions, without a bias and without a path for the node
+            itself.
+    """
+
+    alpha = 0.5
+
+    def __init__(self, inputs: int, outputs: int, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.own = Linear(inputs, outputs)
+        self.conv_in, self.conv_out = make(), make()
+
+    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph) -> Tensor:
+        near = torch.lerp(
+            self.conv_in(x, graph.inward), self.conv_out(x, graph.outward), self.alpha
+        )
+        own: Tensor = self.own(x, graph)
+        return own + near
+
+
+class RelationalConv(nn.Module):
+    """R-GCN (Schlichtkrull et al. 2018): x W + b + sum_r mean_r(x) W_r.
+
+    mean_r is the mean over the neighbours of relation r. If there are many relations, their
+    weights are W_r = sum_b a_rb V_b with fewer bases V_b than relations.
+
+    Args:
+        inputs: width of the input.
+        outputs: width of the output.
+        relations: the number of relations, each direction counted if they are separate.
+        bases: the number of bases; with no more relations than that, each has its own weights.
+    """
+
+    def __init__(self, inputs: int, outputs: int, relations: int, bases: int) -> None:
+        super().__init__()
+        self.relations = relations
+        self.own = Linear(inputs, outputs)
+        count = min(bases, relations)
+        self.bases = glorot((count, inputs, outputs), inputs, outputs)
+        self.shares = glorot((relations, count), relations, count) if count < relations else None
+
+    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph) -> Tensor:
+        out: Tensor = self.own(x, graph)
+        for mean, weight in zip(graph.relations, self._weights(), strict=True):
+            out = out + mean @ matmul(x, weight, graph)
+        return out
+
+    def _weights(self) -> Sequence[Tensor]:
+        """Return the weights of every relation, `[K, inputs, outputs]` each."""
+        if self.shares is None:
+            return self.bases.unbind(dim=1)
+        return torch.einsum("krb,kbio->rkio", self.shares, self.bases).unbind()
 
 
 class ACMConv(nn.Module):

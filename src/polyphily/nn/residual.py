@@ -79,9 +79,10 @@ class Residual(Backbone):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         width = shape.hidden
+        own_path = self.own_path and not shape.separate  # convolutions have one if it is
         self.input = Linear(shape.features, width)
         self.blocks = nn.ModuleList(
-            Block(self.convolution(width), width, own_path=self.own_path)
+            Block(self.block_convolution(width), width, own_path=own_path)
             for _ in range(shape.layers)
         )
         self.norm = LayerNorm(width)
@@ -89,7 +90,7 @@ class Residual(Backbone):
         self.head = Linear(width, shape.classes)
 
     @abstractmethod
-    def convolution(self, width: int) -> nn.Module:
+    def block_convolution(self, width: int) -> nn.Module:
         """Build the convolution of a block; its `forward` takes features and the graph."""
 
     @property
@@ -126,17 +127,20 @@ class ResidualGCN(Residual):
     """Residual, normalised blocks of graph convolutions, each with a linear path beside it."""
 
     own_path = True
+    separable = True
 
-    def convolution(self, width: int) -> nn.Module:
-        return GCNConv(width, width)
+    def block_convolution(self, width: int) -> nn.Module:
+        return self.convolution(width, width, lambda own: GCNConv(width, width, own=own))
 
 
 @register_backbone("res-sage", cite=CITATION)
 class ResidualSAGE(Residual):
     """Residual, normalised blocks of GraphSAGE with the mean aggregator."""
 
-    def convolution(self, width: int) -> nn.Module:
-        return SAGEConv(width, width)
+    separable = True
+
+    def block_convolution(self, width: int) -> nn.Module:
+        return self.convolution(width, width, lambda own: SAGEConv(width, width, own=own))
 
 
 @register_backbone("res-gat", cite=CITATION)
@@ -147,20 +151,25 @@ class ResidualGAT(Residual):
     """
 
     own_path = True
+    separable = True
 
-    def convolution(self, width: int) -> nn.Module:
+    def block_convolution(self, width: int) -> nn.Module:
         heads = self.shape.heads
         if width % heads:
             raise UserError(
                 f"res-gat: hidden ({width}) must be a multiple of heads ({heads}); "
                 "change --hidden or --heads"
             )
-        return GATConv(width, width // heads, heads, average=False)
+        return self.convolution(
+            width,
+            width,
+            lambda own: GATConv(width, width // heads, heads, average=False, own=own),
+        )
 
 
 @register_backbone("res-acm", cite=CITATION)
 class ResidualACM(Residual):
     """Residual, normalised blocks of ACM: low-pass, high-pass and identity channels."""
 
-    def convolution(self, width: int) -> nn.Module:
+    def block_convolution(self, width: int) -> nn.Module:
         return ACMConv(width, width)

@@ -7,7 +7,7 @@ train on is `polyphily.core.cohort.Cohort`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -72,8 +72,45 @@ class GraphOperators(Protocol):
         ...
 
 
-class StackedGraph(GraphOperators, Protocol):
-    """A stacked graph as networks see it: operators, features, edges and train labels."""
+class AttendedOperators(GraphOperators, Protocol):
+    """Operators with a pattern for graph attention."""
+
+    @property
+    def attention(self) -> AttentionPattern:
+        """The edges for graph attention: `edges_with_loops`, weighted if edges have weights."""
+        ...
+
+
+class StackedGraph(AttendedOperators, Protocol):
+    """A stacked graph as networks see it: operators, features, edges and train labels.
+
+    Operators take weights and the chosen direction of edges into account. `edges`,
+    `edges_with_loops` and `degrees` are those of the symmetric graph without weights.
+    """
+
+    @property
+    def inward(self) -> AttendedOperators:
+        """Operators that receive from in-neighbours only, without self-loops."""
+        ...
+
+    @property
+    def outward(self) -> AttendedOperators:
+        """Operators that receive from out-neighbours only, without self-loops."""
+        ...
+
+    @property
+    def relations(self) -> Sequence[Propagation]:
+        """The mean over the neighbours of each relation; one for all edges if there are no types.
+
+        If directions are separate, the means over in-neighbours come first, then those over
+        out-neighbours.
+        """
+        ...
+
+    @property
+    def link_weights(self) -> Tensor | None:
+        """The weights at the entries of `edges`; None if edges have no weights."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -127,11 +164,6 @@ class StackedGraph(GraphOperators, Protocol):
     @property
     def degrees(self) -> Tensor:
         """The number of neighbours of every node in its client's graph."""
-        ...
-
-    @property
-    def attention(self) -> AttentionPattern:
-        """The edges for graph attention: `edges_with_loops`, weighted if edges have weights."""
         ...
 
     def cached(self, key: Hashable, make: Callable[[StackedGraph], T]) -> T:
@@ -223,6 +255,22 @@ class GraphView:
     @property
     def attention(self) -> AttentionPattern:
         return self.graph.attention
+
+    @property
+    def inward(self) -> AttendedOperators:
+        return self.graph.inward
+
+    @property
+    def outward(self) -> AttendedOperators:
+        return self.graph.outward
+
+    @property
+    def relations(self) -> Sequence[Propagation]:
+        return self.graph.relations
+
+    @property
+    def link_weights(self) -> Tensor | None:
+        return self.graph.link_weights
 
     def cached(self, key: Hashable, make: Callable[[StackedGraph], T]) -> T:
         return self.graph.cached(key, make)

@@ -1,7 +1,8 @@
 """A stacked graph with weights on its edges, on which any backbone runs.
 
 Backbones read a graph through a few operators. A `Subgraph` replaces these by their weighted forms
-and passes everything else through. Gradients reach the weights. Self-loops have weight 1.
+and passes everything else through. Gradients reach the weights. Self-loops have weight 1. If the
+edges of the graph have weights already, both are multiplied.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from polyphily.nn.stacked import GraphView, StackedGraph
 
 
 class Subgraph(GraphView):
-    """A stacked graph with adjacency A ⊙ Ω.
+    """A stacked graph with adjacency A ⊙ Ω, where A has the weights of the graph's edges, if any.
 
     `edges`, `edges_with_loops` and `degrees` remain those of A.
 
@@ -27,7 +28,12 @@ class Subgraph(GraphView):
 
     def __init__(self, graph: StackedGraph, weight: Tensor) -> None:
         super().__init__(graph)
-        self.weight = weight
+        given = graph.link_weights
+        self.weight = weight if given is None else weight * given
+
+    @property
+    def link_weights(self) -> Tensor:
+        return self.weight
 
     @cached_property
     def _weight_with_loops(self) -> Tensor:
@@ -55,9 +61,9 @@ class Subgraph(GraphView):
 
     @cached_property
     def mean(self) -> SparseMatrix:
-        """The sum of weighted messages over the number of neighbours.
+        """The sum of weighted messages over the number of neighbours, or the sum of A's weights.
 
-        Divided by the sum of weights instead, it would not change if all weights shrink.
+        Divided by the sum of Ω instead, it would not change if all of Ω shrink.
         """
         inverse = self.cached("subgraph/inverse degrees at edges", _inverse_degrees)
         return self.edges.with_value(inverse * self.weight)
@@ -100,5 +106,8 @@ def _off_diagonal(graph: StackedGraph) -> Tensor:
 
 
 def _inverse_degrees(graph: StackedGraph) -> Tensor:
-    """Return one over the degree of the target of every edge."""
+    """Return one over the sum of the weights of its target's edges, for every edge."""
+    weights = graph.link_weights
+    if weights is not None:
+        return graph.edges.sum_by_row(weights).reciprocal()[graph.edges.row]
     return graph.degrees.clamp(min=1).reciprocal()[graph.edges.row]

@@ -17,12 +17,14 @@ from polyphily.report.clients import (
     model_figures,
     spectra_figure,
 )
+from polyphily.report.decisions import decisions_section
 from polyphily.report.models import collaboration_figure, confusion_figure, traffic_figure
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import Run, option_name, show
 from polyphily.report.scores import convergence_section, result_section, with_deviation
 from polyphily.report.trials import tuning_section
 from polyphily.report.words import duration, in_warm_up, percent, size
+from polyphily.runs.assessment import baseline_name
 
 
 def content(runs: Sequence[Run]) -> Content:
@@ -34,6 +36,7 @@ def content(runs: Sequence[Run]) -> Content:
         convergence_section(run_set),
         clients_section(run_set),
         _pairs_section(run_set),
+        decisions_section(run_set),
         _models_section(run_set),
         _provenance_section(run_set),
     ]
@@ -161,6 +164,9 @@ def _facts_of_one(run: Run) -> tuple[Fact, ...]:
     at += ", in the warm-up" if in_warm_up(run.summary) else ""
     over = ", mean ± standard deviation over seeds" if len(run.seeds) > 1 else ""
     facts = [Fact(f"test {run.metric}", _score(run), f"best validation: {at}{over}")]
+    if (trivial := run.baseline()) is not None:
+        name = baseline_name(run.metric)
+        facts.append(Fact(name, f"{percent(trivial, 1)} %", f"test {run.metric} without a model"))
     if len(known) > 1:
         span = f"{percent(min(known))} – {percent(max(known))}"
         facts.append(Fact("range over clients", span, f"mean {percent(statistics.fmean(known))}"))

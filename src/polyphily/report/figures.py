@@ -16,8 +16,13 @@ from polyphily.report.run_set import RunSet
 from polyphily.report.runs import HYPERPARAMETERS, Run, differing, option_name, show
 from polyphily.report.scores import AGAINST, curve
 
-COLOURS = ("#1f5f8b", "#d1603d", "#3c8d63", "#8a5a9e", "#c9922a", "#5c6b78", "#be4f7f", "#2e9aa6")
-MARKERS = "osD^vP*X"
+# The colours of Okabe and Ito, which readers with colour blindness can tell apart, with wine in the
+# place of yellow, which is too pale for lines.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#882255")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+MARKERS = "osD^vP*X<>"
+MARKS = 8  # markers on a line of many rounds
+SUFFIXES = (".pdf", ".svg", ".png")
 RAMP = ("#f6f4ee", "#a9cbd0", "#3f86a3", "#123a5c")
 STYLE: dict[str, Any] = {
     "font.size": 8,
@@ -71,8 +76,6 @@ def find_figure(name: str) -> Draw:
 
 def save(figure: Any, file: Path) -> None:
     """Write a figure in the format that the file's suffix names."""
-    if file.suffix.lower() not in (".pdf", ".svg", ".png"):
-        raise UserError(f"--out {file}: the file must end in .pdf, .svg or .png")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with style():
@@ -90,9 +93,21 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
         import matplotlib.figure
+        import matplotlib.ticker
     except ImportError:
         raise missing_package("matplotlib", "plot", "a figure") from None
     return matplotlib
+
+
+def line_style(slot: int) -> dict[str, Any]:
+    """Return the colour of a line, and the dashes that tell lines of one colour apart."""
+    dashes = DASHES[slot // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[slot % len(COLOURS)], "linestyle": dashes}
+
+
+def marker(slot: int) -> str:
+    """Return the marker of a line."""
+    return MARKERS[slot % len(MARKERS)]
 
 
 def axes_grid(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
@@ -178,12 +193,25 @@ def convergence(runs: Sequence[Run], look: Look) -> Any:
         for axes, (data, members) in zip(all_axes, run_set.by_data().items(), strict=True):
             for label, run in members:
                 line = curve(run, value, against, score)
-                colour = COLOURS[run_set.slots[label] % len(COLOURS)]
-                axes.plot(line["x"], line["y"], color=colour, label=label)
+                slot = run_set.slots[label]
+                look_of_line = line_style(slot)
+                if len(run_set.slots) > len(COLOURS):  # colours repeat: markers help to tell
+                    every = max(len(line["x"]) // MARKS, 1)
+                    look_of_line |= {"marker": marker(slot), "markevery": (slot % every, every)}
+                axes.plot(line["x"], line["y"], label=label, **look_of_line)
                 if "lo" in line:
                     axes.fill_between(
-                        line["x"], line["lo"], line["hi"], color=colour, alpha=0.15, linewidth=0
+                        line["x"],
+                        line["lo"],
+                        line["hi"],
+                        color=look_of_line["color"],
+                        alpha=0.15,
+                        linewidth=0,
                     )
+            if against == "rounds":
+                axes.xaxis.set_major_locator(
+                    _matplotlib().ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+                )
             units = {"rounds": "round", "seconds": "seconds", "megabytes": "MB sent and received"}
             axes.set_xlabel(units[against])
             metric = members[0][1].metric
@@ -291,8 +319,8 @@ def ablation(runs: Sequence[Run], look: Look) -> Any:
             values = [_percent(run.score) for _, run in members]
             spread = [_percent(run.spread) if run.spread is not None else 0.0 for _, run in members]
             places = range(len(labels))
-            colours = [COLOURS[run_set.slots[label] % len(COLOURS)] for label in labels]
-            for y, x, deviation, colour in zip(places, values, spread, colours, strict=True):
+            for y, x, deviation, label in zip(places, values, spread, labels, strict=True):
+                colour = COLOURS[run_set.slots[label] % len(COLOURS)]
                 axes.errorbar(
                     x, y, xerr=deviation or None, fmt="o", color=colour, markersize=5, capsize=2
                 )
@@ -350,11 +378,11 @@ def _plot_scores(
     with style():
         figure, (axes,) = axes_grid(1, look)
         for slot, (label, members) in enumerate(lines.items()):
-            line_style = {"color": COLOURS[slot % len(COLOURS)], "label": label}
+            look_of_line = {"label": label, **line_style(slot)}
             with_value = [run for run in members if value(run) is not None]
             if not with_value:  # the method does not have the varied setting: a constant line
                 for run in members[:1]:
-                    axes.axhline(_percent(run.score), linestyle="--", linewidth=0.9, **line_style)
+                    axes.axhline(_percent(run.score), linewidth=0.9, **look_of_line)
                 continue
             with_value.sort(key=lambda run: order.index(value(run)))
             x = [value(run) if numeric else order.index(value(run)) for run in with_value]
@@ -362,10 +390,10 @@ def _plot_scores(
                 x,
                 [_percent(run.score) for run in with_value],
                 yerr=[0.0 if run.spread is None else _percent(run.spread) for run in with_value],
-                marker=MARKERS[slot % len(MARKERS)],
+                marker=marker(slot),
                 capsize=1.5,
                 elinewidth=0.7,
-                **line_style,
+                **look_of_line,
             )
         if numeric and order[0] > 0 and order[-1] / order[0] >= 50:
             axes.set_xscale("log")
@@ -401,7 +429,10 @@ def _set_title(axes: Any, data: str, all_axes: int) -> None:
 
 
 def legend(figure: Any, all_axes: Sequence[Any]) -> None:
-    """Add one legend for all axes above them, unless there is only one line."""
+    """Add one legend for all axes above them, unless there is only one line.
+
+    The figure grows by the height of the legend.
+    """
     entries = {
         name: handle
         for axes in all_axes
@@ -409,15 +440,17 @@ def legend(figure: Any, all_axes: Sequence[Any]) -> None:
     }
     if len(entries) > 1:
         width = figure.get_figwidth() * 72
-        columns = max(1, int(width // (max(map(len, entries)) * 4.2 + 34)))
-        figure.legend(
+        columns = max(1, int(width // (max(map(len, entries)) * 4.2 + 40)))
+        added = figure.legend(
             entries.values(),
             entries.keys(),
             loc="outside upper center",
             ncols=min(columns, len(entries)),
-            handlelength=1.6,
+            handlelength=2.8,
             columnspacing=1.2,
         )
+        height = added.get_window_extent().height / figure.dpi
+        figure.set_figheight(figure.get_figheight() + height)
 
 
 def _percent(value: float | None) -> float:

@@ -19,7 +19,7 @@ from polyphily.runs.searching import read_trials
 from polyphily.runs.trials import SearchTrial
 
 # The data that a run was trained on. Runs with the same data are compared with each other.
-DATA = ("dataset", "partition", "clients", "split", "noise", "normalize")
+DATA = ("dataset", "partition", "clients", "split", "noise", "normalize", "encoding")
 HYPERPARAMETERS = "set."
 SET_ASIDE = ".before-"  # in the names of folders that were renamed to make room for another run
 NOT_NAMED = ("method", "seeds", "engine", "device", "threads", "dtype")  # not part of a run's name
@@ -139,6 +139,23 @@ class Run:
     def trials(self) -> list[SearchTrial]:
         """The trials of the search before the run; empty if it was not tuned."""
         return read_trials(self.path)
+
+    @cached_property
+    def curves(self) -> dict[str, Any]:
+        """Precision-recall and reliability curves of the first seed; empty if there are none."""
+        return RunFolder(self.path).read_curves()
+
+    @property
+    def decision(self) -> dict[str, Any]:
+        """The section `decision` of the summary, of the first seed; empty if there is none."""
+        first = self.summary.get("per_seed", [self.summary])[0]
+        found: dict[str, Any] = first.get("decision", {})
+        return found
+
+    def baseline(self, split: str = "test") -> float | None:
+        """Return the score of the trivial predictor; None if it is unknown."""
+        value: float | None = self.summary.get("baseline", {}).get(split, {}).get(self.metric)
+        return value
 
     @cached_property
     def collaboration(self) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from polyphily.report.words import (
     size,
     span,
 )
+from polyphily.runs.assessment import baseline_name
 
 AGAINST = ("rounds", "seconds", "megabytes")
 UNITS = {"loss": "loss", "epsilon": "epsilon spent by a client"}  # curves that are not in percent
@@ -66,13 +67,25 @@ def _moments(run: Run) -> Table:
                     span(test.get(f"{run.metric}_per_client", [])),
                 )
             )
+    if trivial := run.summary.get("baseline"):
+        rows.append(
+            (
+                "no model",
+                "",
+                with_deviation(trivial["val"], run.metric),
+                *[with_deviation(trivial["test"], name) for name in names],
+                percent(trivial["test"].get(f"{run.metric}_client_mean")),
+                span(trivial["test"].get(f"{run.metric}_per_client", [])),
+            )
+        )
     columns = ("view", "round", f"val {run.metric}")
     tests = [f"test {name.replace('f1_macro', 'macro F1')}" for name in names]
     return Table(
         (*columns, *tests, "client mean", "client range"),
         tuple(rows),
         f"In percent. {run.method} is evaluated in the view {run.view}. Received is the model that "
-        "the server sends back, trained is the client's model after local training.",
+        "the server sends back, trained is the client's model after local training. No model: "
+        "every node gets the most frequent train label of its client.",
         text_columns=2,
         strong=frozenset(strong),
     )
@@ -255,6 +268,7 @@ def convergence_section(run_set: RunSet) -> Section:
                     "x": "MB sent and received" if against == "megabytes" else against,
                     "y": UNITS.get(name, f"{name}, %"),
                     "series": [s for s in series if s["x"]],
+                    **_baseline(members[0][1], name),
                 }
     several = any(len(run.seeds) > 1 for run in run_set.runs)
     band = " The band is one standard deviation over seeds." if several else ""
@@ -268,6 +282,15 @@ def convergence_section(run_set: RunSet) -> Section:
         (*run_set.data_choice(), Choice("score", tuple(curves)), Choice("against", AGAINST)),
     )
     return Section("convergence", "Convergence", items=(figure,))
+
+
+def _baseline(run: Run, curve: str) -> dict[str, Any]:
+    """Return the entry of a panel with the score of the trivial predictor, if it is known."""
+    split, _, metric = curve.partition(" ")
+    value = run.baseline(split) if metric == run.metric else None
+    if value is None:
+        return {}
+    return {"baseline": {"name": baseline_name(metric), "y": round_digits(100 * value)}}
 
 
 def curve(

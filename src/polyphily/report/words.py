@@ -17,14 +17,14 @@ def percent(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{100 * value:.{digits}f}"
 
 
-def span(values: Sequence[float | None]) -> str:
+def span(values: Sequence[float | None], dash: str = " – ") -> str:
     """Format the smallest and the largest known value in percent.
 
     >>> span([0.5, None, 0.25])
     '25.0 – 50.0'
     """
     known = [value for value in values if value is not None]
-    return f"{percent(min(known), 1)} – {percent(max(known), 1)}" if known else "–"
+    return f"{percent(min(known), 1)}{dash}{percent(max(known), 1)}" if known else "–"
 
 
 def size(count: float) -> str:
@@ -43,11 +43,11 @@ def size(count: float) -> str:
 def duration(seconds: float) -> str:
     """Format a time in seconds.
 
-    >>> duration(0.0123), duration(2.5), duration(300)
-    ('12.3 ms', '2.5 s', '5.0 min')
+    >>> duration(0.0123), duration(0.456), duration(2.5), duration(300)
+    ('12.3 ms', '456 ms', '2.5 s', '5.0 min')
     """
-    if seconds < 1:
-        return f"{1000 * seconds:.1f} ms"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.{1 if seconds < 0.09995 else 0}f} ms"
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
@@ -69,3 +69,23 @@ def decimal(value: float | None, digits: int = 3) -> str:
     ('0.500', '–')
     """
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def decision_words(summary: Mapping[str, Any]) -> str:
+    """Return temperature and threshold of all clients together in words; "" if there is none."""
+    found = summary.get("decision", {}).get("pooled")
+    if not found or found["source"] == "default":
+        return ""
+    test = found["test"]
+    words = (
+        f"Chosen on the validation nodes of all clients: temperature {found['temperature']:.2f} "
+        f"(calibration error on test {percent(test['ece_before'], 1)}, then "
+        f"{percent(test['ece_after'], 1)} %)"
+    )
+    if found["threshold"] is None:
+        return words + "."
+    return (
+        f"{words}; threshold {found['threshold']:.3g} on '{found['positive']}' by the rule "
+        f"{found['rule']} (test precision {percent(test['precision'], 1)}, recall "
+        f"{percent(test['recall'], 1)} %, {percent(test['flagged'], 1)} % of the nodes above it)."
+    )

@@ -17,7 +17,7 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from polyphily.graphs.loading import Federation
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 TUNING = "tuning.jsonl"
+CURVES = "curves.json"
 SHARE = 0.1  # at most this share of a run goes into writing checkpoints
 
 
@@ -106,6 +107,19 @@ class RunFolder:
         text = json.dumps(clean(summary), indent=2, allow_nan=False)
         write_text(self.path / SUMMARY, text + "\n")
 
+    def write_curves(self, curves: Mapping[str, Any]) -> None:
+        """Write the precision-recall and reliability curves of the report, if there are any."""
+        if curves:
+            write_text(self.path / CURVES, json.dumps(clean(curves), allow_nan=False) + "\n")
+
+    def read_curves(self) -> dict[str, Any]:
+        """Return what `write_curves` wrote; empty if there is nothing."""
+        file = self.path / CURVES
+        if not file.exists():
+            return {}
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
     def read_summary(self) -> dict[str, Any] | None:
         file = self.path / SUMMARY
         if not file.exists():
@@ -123,18 +137,18 @@ class RunFolder:
 
     # Weights ---------------------------------------------------------------------------------
 
-    def save_models(
-        self, models: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, str]
-    ) -> None:
-        """Write a file per model, named after it; equal file names are numbered."""
+    def model_files(self, names: Iterable[str]) -> dict[str, Path]:
+        """Return a file for each model, named after it; equal file names are numbered."""
+        found: dict[str, Path] = {}
         taken: set[str] = set()
-        for name, params in models.items():
+        for name in names:
             stem, number = safe_name(name), 1
             while stem in taken:
                 number += 1
                 stem = f"{safe_name(name)}-{number}"
             taken.add(stem)
-            save_tensors(self.path / "models" / f"{stem}.safetensors", params, facts)
+            found[name] = self.path / "models" / f"{stem}.safetensors"
+        return found
 
     def checkpoint_due(self, runs: int = 1) -> bool:
         """Return whether a checkpoint may be written within its share of the run's time.

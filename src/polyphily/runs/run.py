@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from polyphily.core import settings as knobs
@@ -21,7 +20,7 @@ from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, with_prefix
 from polyphily.core.method import FORMS, METHODS, VIEWS, Method, create
-from polyphily.core.metrics import Evaluator, check_metric
+from polyphily.core.metrics import SPLITS, Evaluator, check_metric, describe, positive_index
 from polyphily.core.sampling import check_sampling
 from polyphily.core.settings import Settings
 from polyphily.engines.placement import ManyProcesses
@@ -29,10 +28,28 @@ from polyphily.engines.replay import Replay
 from polyphily.engines.simulation import UPLOADS, RoundReport, Simulation
 from polyphily.engines.team import Team
 from polyphily.errors import TrainingError, UserError, unknown
-from polyphily.graphs.loading import Federation
+from polyphily.graphs.graph import Graph, relations_of
+from polyphily.graphs.loading import Federation, same_width
 from polyphily.privacy.differential import account, check_privacy, spent
+from polyphily.runs.assessment import Assessment, Scored, by_client, class_warnings
 from polyphily.runs.folder import CONFIG, RunFolder
-from polyphily.runs.summary import RunFacts, model_facts, record_of, stage_of, summarise
+from polyphily.runs.models import (
+    BEST,
+    GLOBAL,
+    LAST,
+    MEMORY,
+    RECEIVED,
+    ModelFile,
+    SavedModel,
+    choose_model,
+    params_of,
+    save_models,
+    state_of,
+    without_axis,
+)
+from polyphily.runs.prediction import WithModels
+from polyphily.runs.summary import RunFacts, record_of, stage_of, summarise
+from polyphily.runtime.edges import edge_notes
 from polyphily.runtime.machine import check_device, matmul_precision, threads
 from polyphily.runtime.network import complete
 from polyphily.runtime.tracker import Tracker, make_tracker
@@ -41,43 +58,60 @@ Progress = Callable[[dict[str, Any]], None]
 SMALL = 1_000_000  # nodes times hidden units below which one thread is the better choice
 
 
-@dataclass
-class Result:
+@dataclass(repr=False)
+class Result(WithModels):
     """The outcome of a run.
 
     Attributes:
         summary: as in `summary.json`.
-        models: weights by name: "global", or one per client; "…-best" at the best validation round.
+        saved: the models by name: "global", or one per client; "…-best" at the best validation
+            round.
+        records: of the rounds, as in `metrics.jsonl`.
         folder: the run folder, if one was asked for.
     """
 
     summary: dict[str, Any]
-    models: dict[str, Message]
+    saved: dict[str, SavedModel]
+    records: list[dict[str, Any]]
     folder: Path | None
-    _logits: list[list[torch.Tensor]]
     _federations: Sequence[Federation]
 
-    def predict(self, client: int | str, seed: int | None = None) -> npt.NDArray[np.str_]:
-        """Return the class names that a client's model predicts, in the order of its graph.
+    @cached_property
+    def models(self) -> dict[str, Message]:
+        """The weights by the name of the model."""
+        return {name: model.params for name, model in self.saved.items()}
+
+    def model(
+        self, client: str | None = None, *, seed: int | None = None, which: str = BEST
+    ) -> SavedModel:
+        """Return a model.
 
         Args:
-            client: position or name.
+            client: the client's name; None for the global model, or the only one.
             seed: which of several runs; the first unless given.
+            which: "best" (of the best validation round) or "last".
         """
+        files = [ModelFile(Path(n), m.client, m.seed, m.which) for n, m in self.saved.items()]
+        chosen = choose_model(files, client=client, seed=seed, which=which, place="this run")
+        return self.saved[str(chosen.path)].for_client(client)
+
+    def _own_graph(self, source: Any, seed: int | None) -> Graph | None:
+        """Return the graph of a client that was trained, by position, name or itself."""
         seeds = [f.seed for f in self._federations]
         if seed is not None and seed not in seeds:
             raise UserError(f"no run with seed {seed}: there are {seeds}")
-        s = 0 if seed is None else seeds.index(seed)
-        federation = self._federations[s]
-        names = [graph.name for graph in federation.clients]
-        if isinstance(client, str) and client not in names:
-            raise unknown("client", client, names)
-        k = names.index(client) if isinstance(client, str) else client
-        if not -len(names) <= k < len(names):
-            raise UserError(f"no client {k}: there are {len(names)}, from 0")
-        chosen = self._logits[s][k].argmax(dim=1).numpy()
-        labels: npt.NDArray[np.str_] = np.array(federation.classes)[chosen]
-        return labels
+        clients = self._federations[0 if seed is None else seeds.index(seed)].clients
+        names = [graph.name for graph in clients]
+        if isinstance(source, int | np.integer):
+            if not -len(names) <= source < len(names):
+                raise UserError(f"no client {source}: there are {len(names)}, from 0")
+            return clients[source]
+        if isinstance(source, str):
+            if source in names:
+                return clients[names.index(source)]
+            if not Path(source).expanduser().exists():
+                raise unknown("client", source, names)
+        return next((graph for graph in clients if graph is source), None)
 
 
 def run(
@@ -163,13 +197,26 @@ class Execution:
         team: Team | None = None,
     ) -> None:
         began = time.perf_counter()
+        federations = same_width(federations)
         first = federations[0]
         _check_together(federations, repeated=rates is not None)
-        settings = complete(settings, method, first.kind, first.metric, dense=first.dense)
+        settings = complete(
+            settings,
+            method,
+            first.kind,
+            first.metric,
+            dense=first.dense,
+            relations=relations_of([graph for f in federations for graph in f.clients]),
+        )
+        if found := edge_notes(method, settings, first.clients):
+            noted = dataclasses.replace(first, notes=(*first.notes, *found))
+            federations = [noted, *federations[1:]]
         settings.check()
         check_metric(settings.metric or "accuracy", len(first.classes), first.dataset)
+        positive_index(first.classes, settings.positive)
         check_device(settings.device)
         check_privacy(method, settings, min(len(f) for f in federations))
+        _check_encodings(federations, settings)
         check_sampling(method, settings)
         if team is not None and settings.engine == "flower":
             raise UserError("engine 'flower' starts processes of its own: run it without torchrun")
@@ -204,7 +251,13 @@ class Execution:
     def evaluator(self) -> Evaluator:
         """Scores the models of all clients of this process."""
         cohort = self.simulation.cohort
-        return Evaluator(cohort.graphs, cohort.classes, self.simulation.device)
+        return Evaluator(
+            cohort.graphs,
+            cohort.classes,
+            self.simulation.device,
+            self.settings.metric or "accuracy",
+            positive_index(self.federations[0].classes, self.settings.positive),
+        )
 
     @cached_property
     def tracker(self) -> Tracker:
@@ -266,7 +319,7 @@ class Execution:
                     progress(record)
         except TrainingError:
             if simulation.round and self.out:
-                self._write_models(self._last())
+                self.write_models()
                 self.checkpoint()
             raise
 
@@ -348,22 +401,22 @@ class Execution:
             work = Replay(lambda _: self._scored(), simulation.device)
             self._scoring = {simulation.moves: work}
         found = self._scoring[simulation.moves](simulation.round)
-        scores, params = self._scored() if found is None else found
+        scores, models = self._scored() if found is None else found
         everyones = simulation.placement.share(scores).cpu().numpy()
         for view, values in zip(VIEWS, everyones.swapaxes(0, 1), strict=True):
             better = self.tracker.update(view, values, simulation.round)
             if view == self.view and better.any() and self.keep_best:
                 units, clients = self.tracker.places(better)
-                best = simulation.placement.collect(params, simulation.device, clients)
+                best = simulation.placement.collect(models, simulation.device, clients)
                 self.tracker.put_models(best, units)
         simulation.stopped |= set(self.tracker.stalled(self.settings.patience))
 
     def _scored(self) -> tuple[torch.Tensor, Message]:
-        """Return the scores of both views per client, and the parameters of the method's view."""
+        """Return the scores of both views per client, and the models of the method's view."""
         simulation = self.simulation
         views = {"received": simulation.received(), "trained": simulation.trained()}
         scores = [self.evaluator.scores(simulation.predict(views[view])) for view in VIEWS]
-        return torch.stack(scores, dim=1), views[self.view].params
+        return torch.stack(scores, dim=1), state_of(self.method, views[self.view])
 
     def _outcomes(self, report: RoundReport) -> list[dict[str, Any]]:
         """Return the record of a round for each federation."""
@@ -390,22 +443,18 @@ class Execution:
 
     def finish(self) -> Result:
         """Write models and summary; return the result."""
-        simulation = self.simulation
-        view = self._last()
-        logits = simulation.predict(view).cpu()
-        parts = torch.split(logits, list(simulation.cohort.segments.sizes))
-        starts = np.cumsum([0, *map(len, simulation.placement.members)]).tolist()
         summary = self._summary()
-        models = self._write_models(view)
+        models = self.write_models(decided=True)
         if self.out:
             self.checkpoint()
         if self.folder:
             self.folder.write_summary(summary)
+            self.folder.write_curves(self.assessments[0].curves())
         return Result(
             summary=summary,
-            models=models,
+            saved=models,
+            records=self.reports,
             folder=self.folder.path if self.folder else None,
-            _logits=[list(parts[a:b]) for a, b in pairwise(starts)],
             _federations=self.federations,
         )
 
@@ -416,45 +465,160 @@ class Execution:
 
     def best(self) -> Local:
         """Return the clients with the models of the best validation round, else the last ones."""
-        view, kept = self._last(), self.tracker.models
+        view, placement = self._last(), self.simulation.placement
+        kept = placement.from_leader([self.tracker.models], self.simulation.device)[0]
         if kept:
             sizes = [len(f) for f in self.federations]
             owner = np.repeat(np.arange(len(sizes)), sizes)
             rows = torch.from_numpy(owner if self.tracker.one_model else np.arange(len(owner)))
-            view.params = {n: t[rows.to(t.device)] for n, t in kept.items()}
+            state = placement.own_rows({n: t[rows.to(t.device)] for n, t in kept.items()})
+            view.params = params_of(state)
+            view.memory = {**view.memory, **with_prefix(state, MEMORY)}
+            view.received = {**view.received, **with_prefix(state, RECEIVED)}
         return view
 
-    def _write_models(self, view: Local) -> dict[str, Message]:
-        """Return the models of the last and the best round; write them if there is a folder."""
-        starts = self.simulation.starts
-        clients = starts[:-1] if self.tracker.one_model else range(starts[-1])
+    @cached_property
+    def assessments(self) -> list[Assessment]:
+        """The decisions of every federation at its best round; empty but at the leading process."""
+        predictions = self.evaluator.predictions(self.simulation.predict(self.best()))
+        val, test = (
+            self._everyones(by_client(found), split) for split, found in enumerate(predictions)
+        )
+        return [
+            Assessment.of(federation, val[a:b], test[a:b], self.settings)
+            for federation, (a, b) in zip(
+                self.federations, pairwise(self.simulation.starts), strict=True
+            )
+            if val
+        ]
+
+    def _everyones(self, own: list[Scored], split: int) -> list[Scored]:
+        """Return the scored nodes of all clients at the leading process, from those of this one."""
+        placement = self.simulation.placement
+        if placement.size == 1:
+            return own
+        counts = self.tracker.counts[:, split].astype(np.int64).tolist()
+        shape = (len(own), max(counts))
+        dtype = self.simulation.cohort.dtype
+        logits = torch.zeros(*shape, self.simulation.cohort.classes, dtype=dtype)
+        labels = torch.zeros(shape, dtype=torch.int64)
+        for row, found in enumerate(own):
+            logits[row, : len(found.labels)] = found.logits
+            labels[row, : len(found.labels)] = found.labels
+        device = self.simulation.device
+        rows = {"logits": logits.to(device), "labels": labels.to(device)}
+        every = {n: t.cpu() for n, t in placement.collect(rows, device).items()}
+        return [
+            Scored(every["logits"][k, :n], every["labels"][k, :n])
+            for k, n in enumerate(counts)
+            if every
+        ]
+
+    def remarks(self) -> list[str]:
+        """Return the methods' remarks on how the run ended, and warnings about classes."""
+        return [
+            *dict.fromkeys(r for s in self.simulation.servers for r in s.remarks()),
+            *class_warnings(self.federations, self.settings, self.assessments),
+        ]
+
+    def baselines(self) -> list[dict[str, Any]]:
+        """Return the scores of the trivial predictor, for each federation."""
+        shared = self.simulation.placement.share(self.evaluator.baseline()).cpu().numpy()
+        counts, names = self.tracker.counts, self.tracker.names
+        return [
+            {
+                split: describe(shared[a:b, i], counts[a:b, i], names)
+                for i, split in enumerate(SPLITS)
+            }
+            for a, b in pairwise(self.simulation.starts)
+        ]
+
+    def write_models(self, *, decided: bool = False) -> dict[str, SavedModel]:
+        """Return the models of the last and the best round; write them if there is a folder.
+
+        Args:
+            decided: whether models of the best round get their decisions.
+        """
         simulation = self.simulation
-        last = simulation.placement.collect(view.params, simulation.device, clients)
-        models = self._models(last, "") | self._models(self.tracker.models, "-best")
+        starts = simulation.starts
+        clients = starts[:-1] if self.tracker.one_model else range(starts[-1])
+        state = state_of(self.method, self._last())
+        last = simulation.placement.collect(state, simulation.device, clients)
+        models = {
+            **self.saved_models(last, LAST, decided=decided),
+            **self.saved_models(self.tracker.models, BEST, decided=decided),
+        }
         if self.folder:
-            self.folder.save_models(models, self.model_facts())
+            save_models(self.folder, models)
         return models
 
-    def model_facts(self) -> dict[str, str]:
-        """Return what the run's model files say about themselves."""
-        network, dataset = self.simulation.network.describe(), self.federations[0].dataset
-        return model_facts(self.method, self.settings, network, dataset)
+    def saved_models(
+        self, state: Message, which: str, *, decided: bool = False
+    ) -> dict[str, SavedModel]:
+        """Return models by name.
 
-    def _models(self, params: Message, suffix: str) -> dict[str, Message]:
-        """Return weights by model name, from stacked ones with a row per federation or client."""
-        found: dict[str, Message] = {}
-        if not params:
-            return found
-        single = self.tracker.one_model
+        Args:
+            state: stacked tensors with a row per federation or client.
+            which: `BEST` or `LAST`.
+            decided: whether models of the best round get their decisions.
+        """
+        if not state:
+            return {}
+        found: dict[str, SavedModel] = {}
+        single, tracker = self.tracker.one_model, self.tracker
+        suffix = f"-{BEST}" if which == BEST else ""
         for s, federation in enumerate(self.federations):
             prefix = f"seed-{federation.seed}-" if len(self.federations) > 1 else ""
-            names = ["global"] if single else [graph.name for graph in federation.clients]
+            start = self.simulation.starts[s]
+            names = [GLOBAL] if single else [graph.name for graph in federation.clients]
             for k, name in enumerate(names):
-                at = s if single else self.simulation.starts[s] + k
-                found[f"{prefix}{name}{suffix}"] = {
-                    n: t[at].detach().cpu().clone() for n, t in params.items()
-                }
+                best = int(tracker.best_round[self.view][tracker.group[start + k]])
+                done = best if which == BEST else self.simulation.round
+                client = None if single else k
+                found[f"{prefix}{name}{suffix}"] = SavedModel(
+                    method=self.method.name,
+                    hyperparameters=dataclasses.asdict(self.method),
+                    settings=self.settings,
+                    width=federation.clients[0].num_features,
+                    classes=federation.classes,
+                    tensors=without_axis(state, s if single else start + k),
+                    seed=federation.seed,
+                    round=done,
+                    which=which,
+                    client=None if single else name,
+                    number=0 if single else k,
+                    dataset=federation.dataset,
+                    network=self.simulation.network.describe(),
+                    **self._encodings(s, client),
+                    **(self._decisions(s, client) if decided and which == BEST else {}),
+                )
         return found
+
+    def _encodings(self, s: int, client: int | None) -> dict[str, Any]:
+        """Return the encoding of a client's model; of the global one (None), that of all clients.
+
+        Where encodings differ, a global model has one for each client.
+        """
+        federation = self.federations[s]
+        own = federation.encodings
+        if not own:
+            return {}
+        if client is not None or all(one == own[0] for one in own):
+            return {"encoding": own[client or 0]}
+        names = [graph.name for graph in federation.clients]
+        return {"encodings": dict(zip(names, own, strict=True))}
+
+    def _decisions(self, s: int, client: int | None) -> dict[str, Any]:
+        """Return the decision of a client's model; of the global one (None), also all clients'."""
+        if not self.assessments:
+            return {}
+        found = self.assessments[s]
+        if client is not None:
+            return {"decision": found.clients[client]}
+        return {
+            "decision": found.together,
+            "decisions": dict(zip(found.names, found.clients, strict=True)),
+        }
 
     def data_facts(self) -> dict[str, Any]:
         """Return what the summary says about the data."""
@@ -488,7 +652,9 @@ class Execution:
                 **({"ranks": self.team.size} if self.team else {}),
                 **(self.folder.tuning_facts() if self.folder else {}),
             },
-            remarks=list(dict.fromkeys(r for s in self.simulation.servers for r in s.remarks())),
+            remarks=self.remarks(),
+            baselines=self.baselines(),
+            decisions=[found.summary() for found in self.assessments],
         )
         return summarise(facts, self.tracker, self.reports, self.simulation.round)
 
@@ -508,6 +674,15 @@ def _named(simulation: Message, tracker: Message) -> Message:
     """Return the tensors of both by the names they have in a checkpoint."""
     found = {f"simulation/{n}": t for n, t in simulation.items()}
     return found | {f"tracker/{n}": t for n, t in tracker.items()}
+
+
+def _check_encodings(federations: Sequence[Federation], settings: Settings) -> None:
+    """Refuse statistics of columns that clients have exchanged in a run that protects them."""
+    if settings.private and any(f.exchanged for f in federations):
+        raise UserError(
+            "the columns are encoded by statistics of all clients, which differential privacy and "
+            "secure aggregation are to protect: load the data with encoding 'home'"
+        )
 
 
 def _check_together(federations: Sequence[Federation], *, repeated: bool) -> None:

@@ -18,7 +18,7 @@ from polyphily.core.cohort import Cohort
 from polyphily.core.method import create
 from polyphily.core.settings import from_mapping
 from polyphily.graphs.loading import Federation
-from polyphily.graphs.prepared import load_prepared
+from polyphily.graphs.prepared import load_seeds
 from polyphily.runs.folder import CONFIG, SUMMARY, RunFolder, write_text
 from polyphily.runs.orders import RATES, Order
 from polyphily.runs.run import Execution
@@ -195,12 +195,15 @@ def _execution(
 
 def federations_of(job: Order) -> list[Federation]:
     """Load the data of a job, a federation for each seed."""
-    return _federations(json.dumps(job.data), job.seeds, job.partitions)
+    private = from_mapping(job.settings).private
+    return _federations(json.dumps(job.data), job.seeds, job.partitions, private)
 
 
 @lru_cache(maxsize=1)  # consecutive jobs often share their data
-def _federations(data: str, seeds: tuple[int, ...], partitions: Path | None) -> list[Federation]:
-    return [load_prepared(partitions, **json.loads(data), seed=seed) for seed in seeds]
+def _federations(
+    data: str, seeds: tuple[int, ...], partitions: Path | None, private: bool
+) -> list[Federation]:
+    return load_seeds(json.loads(data), seeds, partitions, private=private)
 
 
 def _is_for(folder: Path, job: Order, *, started: bool = True) -> bool:

@@ -266,7 +266,12 @@ class _Study:
         self.start = create(method, hyperparameters)
         first = federations[0]
         self.filled = complete(
-            from_mapping(settings), self.start, first.kind, first.metric, dense=first.dense
+            from_mapping(settings),
+            self.start,
+            first.kind,
+            first.metric,
+            dense=first.dense,
+            relations=first.relations,
         )
         self.space = search_space(method, hyperparameters, settings) if self.trials > 1 else {}
         self.pairs = list(pairs or rate_grid(request.rates, settings, self.filled))

@@ -11,6 +11,7 @@ from typing import Any
 from polyphily.core.method import VIEWS, Method
 from polyphily.core.sampling import Sampling
 from polyphily.core.settings import Settings
+from polyphily.runs.assessment import below_baseline
 from polyphily.runtime.machine import peak_memory_mb, versions
 from polyphily.runtime.tracker import Tracker
 from polyphily.version import __version__
@@ -30,7 +31,9 @@ class RunFacts:
         setup_seconds: what it took before the first round.
         privacy: what was promised and what was spent, where anything was asked for.
         more: what only this engine can tell.
-        remarks: of the method on how the run ended.
+        remarks: of the method on how the run ended, and warnings.
+        baselines: scores of the trivial predictor for each seed, by split; none if unknown.
+        decisions: of each seed, the section `decision`; none if unknown.
     """
 
     method: Method
@@ -43,6 +46,8 @@ class RunFacts:
     privacy: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     remarks: Sequence[str] = ()
+    baselines: Sequence[Mapping[str, Any]] = ()
+    decisions: Sequence[Mapping[str, Any]] = ()
 
 
 def summarise(
@@ -60,8 +65,11 @@ def summarise(
     runs = []
     for s, seed in enumerate(seeds):
         views = {view: tracker.moments(view, s) for view in VIEWS}
-        runs.append({"seed": seed, **views[method.view], "views": views})
+        baseline = {"baseline": facts.baselines[s]} if facts.baselines else {}
+        runs.append({"seed": seed, **views[method.view], "views": views, **baseline})
     scores = [{k: v for k, v in run.items() if k != "seed"} for run in runs]
+    for run, decision in zip(runs, facts.decisions, strict=False):
+        run["decision"] = decision  # thresholds have no mean over seeds
     refused = [
         sum(len(r["refused"]) for r in record.get("per_seed", [record])) for record in records
     ]
@@ -71,7 +79,8 @@ def summarise(
 
     data = dict(facts.data)
     warm_up = _warm_up(method, [run["best_val"]["round"] for run in runs], rounds)
-    notes = [*data.pop("notes", []), *facts.remarks]
+    remarks = [*facts.remarks, *_lost(runs, settings.metric or "accuracy")]
+    notes = [*data.pop("notes", []), *remarks]
     notes += [warm_up["note"]] if warm_up.get("note") else []
     return {
         "polyphily": __version__,
@@ -91,6 +100,7 @@ def summarise(
         "selection": {"by": facts.selection, "metric": settings.metric},
         **(scores[0] if len(runs) == 1 else mean_of(scores, spread=True)),
         **({"per_seed": runs} if len(runs) > 1 else {}),
+        **({"decision": facts.decisions[0]} if len(runs) == len(facts.decisions) == 1 else {}),
         "seconds_per_round_median": median("seconds"),
         "seconds_evaluation_median": median("seconds_evaluation"),
         "setup_seconds": facts.setup_seconds,
@@ -101,10 +111,38 @@ def summarise(
         "refused_updates": sum(refused),
         **facts.privacy,
         **({"warm_up": warm_up} if warm_up else {}),
-        **({"remarks": list(facts.remarks)} if facts.remarks else {}),
+        **({"remarks": remarks} if remarks else {}),
         "notes": notes,
         "versions": versions(),
     }
+
+
+def add_judgement(
+    summary: dict[str, Any],
+    baseline: Mapping[str, Any],
+    decision: Mapping[str, Any],
+    remarks: Sequence[str],
+) -> None:
+    """Add to the summary of a run with one seed what its server could not know.
+
+    Args:
+        summary: of the run, which is changed.
+        baseline: scores of the trivial predictor, by split.
+        decision: the section `decision`.
+        remarks: of the method, and warnings; they replace those of the server.
+    """
+    summary |= {"baseline": baseline, "decision": decision}
+    summary["remarks"] = [*remarks, *_lost([summary], summary["selection"]["metric"])]
+    summary["notes"] = [*summary["notes"], *summary["remarks"]]
+
+
+def _lost(runs: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
+    """Return a note if a run does not beat the trivial predictor; runs are those of its seeds."""
+    if any("baseline" not in run for run in runs):
+        return []
+    scores = [run["best_val"]["test"] for run in runs]
+    note = below_baseline(scores, [run["baseline"]["test"] for run in runs], metric)
+    return [note] if note else []
 
 
 def _warm_up(method: Method, best: Sequence[int | list[int]], rounds: int) -> dict[str, Any]:
@@ -127,17 +165,6 @@ def _warm_up(method: Method, best: Sequence[int | list[int]], rounds: int) -> di
         seeds = f" in {sum(within)} of {len(within)} seeds" if len(within) > 1 else ""
         note = f"the best round lies in the warm-up{seeds}: {method.name} acts after round {length}"
     return {"rounds": length, "best_round_within": any(within), "note": note}
-
-
-def model_facts(method: Method, settings: Settings, network: str, dataset: str) -> dict[str, str]:
-    """Return what a model file says about itself."""
-    return {
-        "polyphily": __version__,
-        "method": method.name,
-        "backbone": str(settings.backbone),
-        "network": network,
-        "dataset": dataset,
-    }
 
 
 def _shortcuts(settings: Settings) -> dict[str, Any]:

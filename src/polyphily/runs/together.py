@@ -23,6 +23,7 @@ from polyphily.runs.folder import RunFolder
 from polyphily.runs.orders import RATES as RATES
 from polyphily.runs.run import Execution, Progress, Result
 from polyphily.runs.summary import record_of
+from polyphily.runtime.tracker import NAMES
 
 STATES = "simulation/state/"  # how the servers' tensors are called in a checkpoint
 
@@ -173,6 +174,8 @@ class Together:
                 if name.startswith(STATES):
                     s, _, rest = name.removeprefix(STATES).partition("/")
                     states[f"{STATES}{first + int(s)}/{rest}"] = tensor
+                elif name == f"tracker/{NAMES}":
+                    rows[name] = [tensor]  # the same in all runs
                 else:
                     rows.setdefault(name, []).append(tensor)
             start = self.joint.simulation.starts[first]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,9 +12,10 @@ from typing import Any, Protocol
 from polyphily.core.method import VIEWS
 from polyphily.core.metrics import METRICS, SPLITS
 from polyphily.errors import missing_package, unknown
+from polyphily.runs.folder import safe_name
 from polyphily.runs.run import Execution
 
-PLAIN = ("loss", "seconds", "seconds_evaluation", "bytes_up", "bytes_down")
+COSTS = ("seconds", "seconds_evaluation", "bytes_up", "bytes_down")
 
 
 class Sink(Protocol):
@@ -84,16 +86,36 @@ SINKS: dict[str, type[TensorBoard] | type[MLflow] | type[WandB]] = {
 }
 
 
-class Log:
-    """Sends the records of rounds to every sink."""
+@dataclass(frozen=True)
+class ClientScores:
+    """Which scores of single clients are logged.
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self.sinks, self.last = sinks, 0
+    Attributes:
+        names: the names of the clients.
+        view: the view by which the method is evaluated.
+        metric: the metric that selects the best round.
+    """
+
+    names: Sequence[str]
+    view: str
+    metric: str
+
+
+class Log:
+    """Sends the records of rounds to every sink.
+
+    Args:
+        sinks: the destinations.
+        clients: the scores of single clients to send; none unless given.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], clients: ClientScores | None = None) -> None:
+        self.sinks, self.clients, self.last = sinks, clients, 0
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Log a round's record."""
         self.last = record["round"]
-        values = scalars(record)
+        values = scalars(record, self.clients)
         for sink in self.sinks:
             sink.log(values, self.last)
 
@@ -132,20 +154,43 @@ def log_to(names: Sequence[str], execution: Execution) -> Iterator[Log]:
             sink = SINKS[name](folder, title, flat)
             open_sinks.push(lambda kind, *_, own=sink: own.close(kind is not None))
             sinks.append(sink)
-        yield Log(sinks)
+        names = [graph.name for graph in execution.federations[0].clients]
+        metric = execution.settings.metric or "accuracy"
+        yield Log(sinks, ClientScores(names, execution.view, metric))
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+def scalars(record: Mapping[str, Any], clients: ClientScores | None = None) -> dict[str, float]:
     """Return the numbers of a round by name, such as `received/test/accuracy`; means over seeds.
 
-    >>> scalars({"round": 1, "loss": 0.5, "received": {"test": {"accuracy": 0.75}}})
-    {'loss': 0.5, 'received/test/accuracy': 0.75}
+    Trackers group charts by what is before the first slash: a view, the costs, or one score of all
+    clients.
+
+    >>> record = {"round": 1, "loss": 0.5, "seconds": 2.0}
+    >>> record["received"] = {"test": {"accuracy": 0.75, "accuracy_per_client": [1.0, 0.5]}}
+    >>> scalars(record, ClientScores(["north", "south"], "received", "accuracy"))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'loss': 0.5, 'cost/seconds': 2.0, 'received/test/accuracy': 0.75,
+     'clients test accuracy/north': 1.0, 'clients test accuracy/south': 0.5}
     """
-    found = {name: record[name] for name in PLAIN if record.get(name) is not None}
+    found = {} if record.get("loss") is None else {"loss": record["loss"]}
+    found |= {f"cost/{name}": record[name] for name in COSTS if record.get(name) is not None}
     for view in VIEWS:
         for split in SPLITS:
             scores = record.get(view, {}).get(split, {})
             for metric in METRICS:
                 if scores.get(metric) is not None:
                     found[f"{view}/{split}/{metric}"] = scores[metric]
-    return found
+    return found | (_client_scalars(record, clients) if clients else {})
+
+
+def _client_scalars(record: Mapping[str, Any], clients: ClientScores) -> dict[str, float]:
+    return {
+        f"clients {split} {clients.metric}/{safe_name(name)}": score
+        for split in SPLITS
+        for name, score in zip(
+            clients.names,
+            record.get(clients.view, {}).get(split, {}).get(f"{clients.metric}_per_client", ()),
+            strict=False,
+        )
+        if score is not None
+    }

@@ -6,7 +6,7 @@ A simulation and a Flower site both drive it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from polyphily.core.cohort import Cohort, Key
 from polyphily.core.local import HostInputs, Local
 from polyphily.core.messages import Message, as_model, model_part
 from polyphily.core.method import Method, sizes_of
+from polyphily.core.objective import Objective
 from polyphily.core.optimizers import PREFIX, OptimizerSpec, initial_state
 from polyphily.core.sampling import Sampling
 from polyphily.core.settings import MIXED, Settings
@@ -49,6 +50,9 @@ def cohort_of(
         mixed=settings.precision == MIXED,
         sampling=Sampling.of(settings),
         label_inputs=settings.label_inputs,
+        direction=settings.direction,
+        edge_weights=settings.edge_weights,
+        relation_names=settings.relation_names(),
     )
 
 
@@ -101,6 +105,7 @@ class Clients:
         optimizer: which optimiser they use.
         epochs: the fewest and the most steps they take in a round.
         guard: clips and noises what is uploaded, under differential privacy.
+        objective: the weights of train nodes in the loss.
     """
 
     method: Method
@@ -109,6 +114,7 @@ class Clients:
     optimizer: OptimizerSpec
     epochs: tuple[int, int]
     guard: Guard | None = None
+    objective: Objective = field(default_factory=Objective)
 
     @classmethod
     def create(
@@ -140,6 +146,7 @@ class Clients:
             optimizer_of(settings, rates),
             settings.epoch_range(),
             guard_of(settings, method.uploads(sizes_of(method, network, population)), noise),
+            Objective.of(settings),
         )
 
     def __len__(self) -> int:
@@ -210,6 +217,7 @@ class Clients:
             draws=cohort.draws(number),
             even=alike if host is not None or not optimizer.keep else None,
             host=host,
+            objective=self.objective,
         )
         local.params = {
             name: value.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
@@ -270,9 +278,34 @@ class Clients:
             optimizer=self.optimizer,
             phase=self.method.phase(rounds),
             round_index=rounds,
+            objective=self.objective,
         )
 
     def predict(self, view: Local) -> Tensor:
-        """Return class scores of every node in a view, dropout off."""
+        """Return class scores of every node in a view, dropout off.
+
+        The method sees of memory and download what a model file holds (`prediction_state`).
+        """
+        method = self.method
+        seen = replace(
+            view,
+            memory=_Named(method, "memory/", view.memory),
+            received=_Named(method, "received/", view.received),
+        )
         with torch.no_grad():
-            return self.method.predict(view)
+            return method.predict(seen)
+
+
+class _Named(dict[str, Tensor]):
+    """The entries of a memory or a download that a method names in `prediction_state`."""
+
+    def __init__(self, method: Method, prefix: str, message: Message) -> None:
+        names = method.prediction_state()
+        super().__init__({n: t for n, t in message.items() if prefix + n in names})
+        self._method, self._prefix = method, prefix
+
+    def __missing__(self, name: str) -> Tensor:
+        raise MethodError(
+            f"{type(self._method).__name__}.predict reads '{self._prefix}{name}', which "
+            "`prediction_state` does not name: model files would lack it"
+        )

@@ -13,12 +13,20 @@ from polyphily.core.optimizers import OptimizerSpec
 from polyphily.core.recipes import fill
 from polyphily.core.settings import HOME, Settings
 from polyphily.errors import UserError
+from polyphily.graphs.directions import SEPARATE
 from polyphily.graphs.random import derive
 from polyphily.nn.backbones import BACKBONES, Backbone, Shape
+from polyphily.runtime.edges import check_separate, with_edges
 
 
 def complete(
-    settings: Settings, method: Method, kind: str, metric: str, *, dense: bool = False
+    settings: Settings,
+    method: Method,
+    kind: str,
+    metric: str,
+    *,
+    dense: bool = False,
+    relations: Sequence[str] | None = None,
 ) -> Settings:
     """Fill in every setting that the user left open.
 
@@ -28,10 +36,19 @@ def complete(
         kind: of the data: "homophilic", "heterophilic", "synthetic", "fraud" or "files".
         metric: what selects on validation unless the user chose.
         dense: whether the features are dense.
+        relations: the types of edges that the data have; None if unknown.
 
     Raises:
-        UserError: for a backbone that the method cannot train.
+        UserError: for a backbone that the method cannot train, or cannot train so.
     """
+    filled = _with_backbone(settings, method, kind, metric, dense=dense)
+    return with_edges(filled, method, relations)
+
+
+def _with_backbone(
+    settings: Settings, method: Method, kind: str, metric: str, *, dense: bool
+) -> Settings:
+    """Fill in the backbone, and every setting that depends on it."""
     supported = method.supported_backbones()
     if settings.backbone is not None:
         name = BACKBONES.find(settings.backbone).name  # in lower case
@@ -77,11 +94,15 @@ def build_network(
         hops=settings.hops,
         norms_at_home=settings.norms == HOME,
         readout=settings.readout,
+        separate=settings.direction == SEPARATE,
+        relations=max(len(settings.relation_names()), 1),
     )
     network = method.build(settings.backbone, shape, derive(seed, "initial parameters"))
     if shape.norms_at_home:
         _check_norms(method, network, settings.backbone)
     _check_readout(method, network, settings)
+    if shape.separate:
+        check_separate(method, network)
     return network.to(dtype=getattr(torch, settings.dtype))
 
 

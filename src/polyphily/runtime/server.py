@@ -59,9 +59,10 @@ class Server:
         self.state: State = method.init_server_state(shared, clients)
         everything = len(shared) == len(initial)
         mixes = method.collaboration(self.state) is not None
-        self.one_model = method.evaluated == "global" and everything and not mixes
-        """True if the federation has a single model: clients keep no parameter to themselves, and
-        the server does not mix models for each of them."""
+        recalls = any(name.startswith("memory/") for name in method.prediction_state())
+        self.one_model = method.evaluated == "global" and everything and not (mixes or recalls)
+        """True if the federation has a single model: clients keep no parameter to themselves and
+        nothing that predictions need, and the server does not mix models for each of them."""
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._contracts: dict[tuple[bool, ...], Contract] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from polyphily.core.messages import Message, with_prefix
 from polyphily.core.method import VIEWS, Method
-from polyphily.core.metrics import METRICS, SPLITS, check_score_axis, describe
+from polyphily.core.metrics import SPLITS, align_scores, describe, first_axis, score_axis
 from polyphily.core.settings import Settings
 
 LAST = 5
+NAMES = "metrics"  # in a checkpoint: the names on the axis of scores
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -58,6 +60,9 @@ class Tracker:
         per_client: whether each client selects its own best round, or each federation one.
         view: the view whose best models are kept.
         one_model: whether a federation has a single model (then it is kept once).
+
+    Attributes:
+        names: the metrics on the axis of scores.
     """
 
     def __init__(
@@ -78,7 +83,8 @@ class Tracker:
         self.groups = int(self.group.max()) + 1
         self.per_client = per_client
         self.one_model = one_model and not per_client
-        shape = (clients, len(SPLITS), len(METRICS))
+        self.names = score_axis(metric)
+        shape = (clients, len(SPLITS), len(self.names))
         self.recent: dict[str, list[FloatArray]] = {view: [] for view in VIEWS}
         self.best = {view: np.full(shape, math.nan) for view in VIEWS}
         self.best_value = {view: np.full(self.groups, -math.inf) for view in VIEWS}
@@ -112,7 +118,7 @@ class Tracker:
 
     def _value(self, scores: FloatArray) -> FloatArray:
         """Return the selecting score of each group; NaN for a group without validation nodes."""
-        values, weights = scores[:, 0, METRICS.index(self.metric)], self.counts[:, 0].copy()
+        values, weights = scores[:, 0, self.names.index(self.metric)], self.counts[:, 0].copy()
         weights[np.isnan(values)] = 0
         total = np.bincount(self.group, weights, self.groups)
         summed = np.bincount(self.group, np.nan_to_num(values) * weights, self.groups)
@@ -164,7 +170,8 @@ class Tracker:
 
     def _describe(self, scores: FloatArray, own: slice) -> dict[str, Any]:
         return {
-            split: describe(scores[:, i], self.counts[own, i]) for i, split in enumerate(SPLITS)
+            split: describe(scores[:, i], self.counts[own, i], self.names)
+            for i, split in enumerate(SPLITS)
         }
 
     def current(self, s: int) -> dict[str, Any]:
@@ -190,6 +197,7 @@ class Tracker:
         units = own if self.one_model else clients
         saved: dict[str, Tensor] = {f"models/{n}": t[units] for n, t in self.models.items()}
         saved["since"] = torch.from_numpy(self.since[groups])
+        saved[NAMES] = torch.tensor(list(json.dumps(self.names).encode()), dtype=torch.uint8)
         for view in VIEWS:
             saved[f"best/{view}"] = torch.from_numpy(self.best[view][clients])
             saved[f"best_value/{view}"] = torch.from_numpy(self.best_value[view][groups])
@@ -199,17 +207,22 @@ class Tracker:
         return saved
 
     def restore(self, tensors: Message, device: torch.device) -> None:
-        """Go back to a checkpoint.
+        """Go back to a checkpoint. Metrics that its scores lack are NaN.
 
         Raises:
-            UserError: if it was scored with other metrics than those registered now.
+            UserError: if it was scored with metrics that are not registered now.
         """
-        check_score_axis(tensors[f"best/{VIEWS[0]}"].shape[-1], "the checkpoint")
+        named = tensors.get(NAMES)
+        stored = first_axis() if named is None else json.loads(bytes(named.tolist()))
+
+        def scores(name: str) -> FloatArray:
+            return align_scores(tensors[name].numpy(), stored, self.names, "the checkpoint")
+
         self.since = tensors["since"].numpy().copy()
         self.models = {n: t.to(device) for n, t in with_prefix(tensors, "models/").items()}
         for view in VIEWS:
-            self.best[view] = tensors[f"best/{view}"].numpy().copy()
+            self.best[view] = scores(f"best/{view}")
             self.best_value[view] = tensors[f"best_value/{view}"].numpy().copy()
             self.best_round[view] = tensors[f"best_round/{view}"].numpy().copy()
             count = sum(1 for name in tensors if name.startswith(f"recent/{view}/"))
-            self.recent[view] = [tensors[f"recent/{view}/{i}"].numpy() for i in range(count)]
+            self.recent[view] = [scores(f"recent/{view}/{i}") for i in range(count)]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from polyphily.core.cohort import Cohort
-from polyphily.graphs.graph import Graph, Masks
+from polyphily.graphs.directions import SEPARATE
+from polyphily.graphs.edges import Edges
+from polyphily.graphs.graph import Graph, Masks, relations_of
 from polyphily.nn.backbones import BACKBONES, Backbone, Output, Shape
 from polyphily.nn.subgraphs import Subgraph
 from polyphily.runtime.machine import threads
@@ -26,6 +28,7 @@ from polyphily.testing.examples import (
     random_graphs,
     random_parameters,
     split_by_client,
+    with_edge_attributes,
 )
 
 SIZES = (9, 5, 12, 1)
@@ -250,19 +253,22 @@ def _a_client_without_edges(case: BackboneCase) -> None:
 
 @_check("local-reach")
 def _local_reach(case: BackboneCase) -> None:
-    """Change features that are further from node 0 than there are layers, on a path."""
-    if not case.cls.local_reach:
-        return
+    """Change features that are further from node 0 than the network reaches, on a path."""
     for network in case.depths():
-        layers = network.shape.layers
+        hops = network.reach
+        if hops is None:
+            continue
         params = random_parameters(network, 1)
-        first = [predict(network, params, _path(layers + 4, layers, x)).logits[:1] for x in (0, 5)]
+        first = [predict(network, params, _path(hops + 4, hops, x)).logits[:1] for x in (0, 5)]
         if difference({"": first[0]}, {"": first[1]}, _CLOSE):
+            remedy = "set `local_reach = False`: training on samples is then refused"
+            if not case.cls.local_reach:
+                remedy = "correct `reach`, by which large graphs are predicted in blocks"
             raise case.fail(
-                f"with {layers} layers the output of a node depends on nodes further away than "
-                f"{layers} edges",
-                "set `local_reach = False`: training on samples is then refused",
-                "local_reach",
+                f"with {network.shape.layers} layers the output of a node depends on nodes further "
+                f"away than {hops} edges",
+                remedy,
+                "local_reach" if case.cls.local_reach else "reach",
             )
 
 
@@ -274,7 +280,7 @@ def _weighted_edges(case: BackboneCase) -> None:
     network, graphs = case.build(), random_graphs(SIZES)
     cohort = cohort_of(graphs)
     params = random_parameters(network, len(cohort))
-    empty = [replace(graph, edges=np.zeros((2, 0), dtype=np.int64)) for graph in graphs]
+    empty = [graph.with_edges(Edges(np.zeros((2, 0), dtype=np.int64))) for graph in graphs]
     weights = torch.zeros(cohort.edges.nnz, dtype=torch.float64)
     found = difference(
         predict(network, params, Subgraph(cohort, weights))._asdict(),
@@ -288,6 +294,27 @@ def _weighted_edges(case: BackboneCase) -> None:
             "`weighted_edges = False`: methods that weigh edges then refuse the backbone",
             "weighted_edges",
         )
+
+
+@_check("edge-attributes")
+def _edge_attributes(case: BackboneCase) -> None:
+    """Weights, directions and types of edges must reach each client as they do alone."""
+    graphs = [*map(with_edge_attributes, random_graphs(SIZES[:2])), *random_graphs(SIZES[2:])]
+    names = relations_of(graphs) if case.cls.relational else ()
+    for direction in case.cls.directions():
+        cohort = cohort_of(graphs, direction=direction, relation_names=names)
+        network = case.build(separate=direction == SEPARATE, relations=max(len(names), 1))
+        params = random_parameters(network, len(cohort))
+        for k, output in enumerate(_by_client(predict(network, params, cohort), cohort)):
+            own = predict(network, of_client(params, k), cohort.take([k]))
+            case.compare(
+                f"on edges with weights, read in the direction '{direction}', the output of "
+                f"client {k} changes if it is computed by itself",
+                output,
+                own,
+                "read edges through the operators of the graph (`weighted_edges`, `separable`, "
+                "`relational`)",
+            )
 
 
 def _path(nodes: int, layers: int, shift: float) -> Cohort:

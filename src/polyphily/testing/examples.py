@@ -29,6 +29,7 @@ from polyphily.nn.stacked import StackedGraph
 
 SIZES = (17, 9, 24, 9)
 FEATURES, CLASSES = 6, 3
+RELATIONS = ("family", "trade", "work")
 AWKWARD = ("one class", "no edges", "no validation", "one node")
 
 # Graphs ------------------------------------------------------------------------------------------
@@ -86,6 +87,43 @@ def random_graphs(sizes: Sequence[int], *, seed: int = 0, **options: Any) -> lis
         random_graph(size, seed=1000 * seed + k, name=f"client-{k}", **options)
         for k, size in enumerate(sizes)
     ]
+
+
+def with_edge_attributes(
+    graph: Graph,
+    *,
+    seed: int = 0,
+    weighted: bool = True,
+    directed: bool = True,
+    relations: Sequence[str] = RELATIONS,
+) -> Graph:
+    """Return the graph with random weights, directions and types of its edges.
+
+    About a third of the pairs are joined both ways, and some edges have two types.
+
+    Args:
+        graph: the graph.
+        seed: of the attributes.
+        weighted: whether edges have weights.
+        directed: whether they have a direction.
+        relations: the names of their types; empty: they have none.
+    """
+    rng = np.random.default_rng([seed, graph.num_nodes, 7])
+    single = graph.edges[:, graph.edges[0] < graph.edges[1]]
+    way = rng.integers(0, 3, single.shape[1])
+    edges = np.concatenate([single[:, way != 1], single[::-1][:, way != 0]], axis=1)
+    edges = np.concatenate([edges, edges[:, rng.random(edges.shape[1]) < 0.2]], axis=1)
+    count = edges.shape[1]
+    built = Graph.build(
+        graph.features,
+        edges,
+        graph.labels,
+        edge_weights=0.2 + 2 * rng.random(count) if weighted else None,
+        directed=directed,
+        edge_types=rng.integers(0, len(relations), count) if relations else None,
+        relations=relations,
+    )
+    return replace(graph.with_edges(built.edge_list), relations=built.relations)
 
 
 def awkward_graph(kind: str) -> Graph:
@@ -147,10 +185,11 @@ def cohort_of(
     classes: int = CLASSES,
     dtype: torch.dtype = torch.float64,
     keys: Sequence[tuple[int, int]] | None = None,
+    **options: Any,
 ) -> Cohort:
-    """Return the cohort of some graphs, which bring their masks."""
+    """Return the cohort of some graphs, which bring their masks; options are those of `Cohort`."""
     keys = [(0, k) for k in range(len(graphs))] if keys is None else keys
-    return Cohort(graphs, keys, classes, dtype=dtype)
+    return Cohort(graphs, keys, classes, dtype=dtype, **options)
 
 
 def random_cohort(

@@ -213,6 +213,14 @@ def read_csbm(request: Request) -> Collection:
     return sample_federation(clients=request.clients, seed=request.seed, **options)
 
 
+def read_payments(request: Request) -> Collection:
+    """Draw the payments of several banks."""
+    from polyphily.graphs.payments import sample_federation
+
+    options: dict[str, Any] = dict(request.options)
+    return sample_federation(clients=request.clients, seed=request.seed, **options)
+
+
 READERS: Mapping[str, Callable[[Request], Collection]] = {
     "actor": read_actor,
     "arxiv-year": read_arxiv_year,
@@ -226,6 +234,7 @@ READERS: Mapping[str, Callable[[Request], Collection]] = {
     "ieee-fraud": read_ieee_fraud,
     "npz": read_npz,
     "ogbn-arxiv": read_arxiv,
+    "payments": read_payments,
     "planetoid": read_planetoid,
     "syn-cora": read_syn_cora,
     "twitch": read_twitch,

@@ -550,9 +550,32 @@ _ALL = (
             gap="the width of the interval that the homophily lies in (default 0.8)",
             spread="'uniform' (default) draws each client's homophily from the interval, 'even' "
             "spaces the clients over it",
+            positives="share of nodes of the second class (default 0.5)",
         ),
         class_names=("-1", "+1"),
         notes=("the statistics are those expected of ten clients with the default options",),
+    ),
+    DatasetInfo(
+        "payments",
+        "Synthetic payments, some illicit",
+        "synthetic",
+        *(25_000, 36_500, 20, 2),
+        citation="in the manner of Weber et al.: Anti-Money Laundering in Bitcoin, 2019",
+        source="drawn from the seed; nothing to download",
+        format="payments",
+        parts={},
+        natural=True,
+        default_clients=5,
+        options=common_options(
+            nodes="payments of a bank (default 5000)",
+            features="number of features (default 20)",
+            positives="share of illicit payments (default 0.02)",
+            unknown="share of payments without a label (default 0.5)",
+            strength="distance of illicit from other payments, in deviations (default 0.5)",
+            steps="number of time steps; edges stay within one (default 10)",
+        ),
+        class_names=("licit", "illicit"),
+        notes=("the statistics are those expected of five clients with the default options",),
     ),
 )
 

@@ -5,19 +5,54 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from polyphily.errors import UserError
-from polyphily.graphs.graph import UNLABELLED, IntArray, Masks
+from polyphily.graphs.files.schema import Scale, TableSchema
+from polyphily.graphs.graph import UNLABELLED, BoolArray, Features, IntArray, Masks
 
 FloatArray = npt.NDArray[np.float32]
 
 FLOAT32_OVERFLOW = 2.0**128 - 2.0**103  # the smallest number that float32 rounds to infinity
 MISSING_LABELS = ("", "nan")  # in lower case
+NO_TRAIN = "the split has no train node: mark some nodes as train"
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """A feature column of a table as it was read, before it is encoded.
+
+    Attributes:
+        name: the name of the column.
+        kind: "number", "boolean", "date" or "category".
+        values: numbers, booleans (0 and 1) and dates (days since 1970-01-01) as float64 `[n]`, with
+            NaN for missing; categories as int64 positions in `texts`, with -1 for missing.
+        texts: the distinct values of a category column.
+        categories: the values that the schema declares for a category column, if it does.
+        scale: the mean and the standard deviation that the schema declares, if it does.
+    """
+
+    name: str
+    kind: str
+    values: npt.NDArray[Any]
+    texts: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    scale: Scale | None = None
+
+    def take(self, nodes: IntArray) -> RawColumn:
+        """Return the column of some nodes, in the order given."""
+        return replace(self, values=self.values[nodes])
+
+    @property
+    def missing(self) -> BoolArray:
+        """Which nodes have no value."""
+        absent: BoolArray = self.values < 0 if self.kind == "category" else np.isnan(self.values)
+        return absent
 
 
 @dataclass(frozen=True)
@@ -26,25 +61,37 @@ class ClientFile:
 
     Attributes:
         path: the file of the nodes, for messages.
-        features: `[n, f]`.
-        feature_names: the names of the columns of `features`; None if the format has none.
+        features: `[n, f]` for a file of arrays; None for a table.
+        columns: the feature columns of a table; None for a file of arrays.
         edges: `[2, m]`, as in the file.
         labels: positions in `classes`, or `UNLABELLED`.
         classes: the label names of this client.
-        masks: the split, if the file has one.
+        own_masks: the splits of the file, possibly none.
         node_ids: the ids of the nodes, if the file has any.
+        edge_weights: float `[m]`, if the file has any.
+        directed: whether the edges have a direction.
+        edge_types: int64 `[m]`, positions in `relations`, if the file has any.
+        relations: the names of the edges' types.
+        schema: what `schema.toml` declares.
+        ignored: columns of the tables that are not used.
         notes: what was removed, merged or ignored.
     """
 
     path: Path
-    features: FloatArray
-    feature_names: tuple[str, ...] | None
+    features: Features | None
+    columns: tuple[RawColumn, ...] | None
     edges: IntArray
     labels: IntArray
     classes: tuple[str, ...]
-    masks: Masks | None
+    own_masks: tuple[Masks, ...]
     node_ids: npt.NDArray[np.generic] | None
-    notes: tuple[str, ...]
+    edge_weights: npt.NDArray[np.float64] | None = None
+    directed: bool = False
+    edge_types: IntArray | None = None
+    relations: tuple[str, ...] = ()
+    schema: TableSchema = field(default_factory=TableSchema)
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def number_fault(value: object) -> str | None:
@@ -71,13 +118,17 @@ def number_fault(value: object) -> str | None:
     return f"'{text}' is too large for a 32-bit float: rescale the column"
 
 
-def encode_labels(names: Sequence[str], codes: IntArray) -> tuple[IntArray, tuple[str, ...]]:
+def encode_labels(
+    names: Sequence[str], codes: IntArray, missing: Sequence[str] = ()
+) -> tuple[IntArray, tuple[str, ...]]:
     """Return labels and class names from each node's position in a list of label texts.
 
-    An empty text and "NaN" in any case mean that a label is missing. Whole numbers written as
-    `1.0`, as spreadsheets and data frames do in a column with gaps, are read as `1`.
+    An empty text, "NaN" in any case and the texts of `missing` mean that a label is missing. Whole
+    numbers written as `1.0`, as spreadsheets and data frames do in a column with gaps, are read
+    as `1`.
     """
-    names = ["" if name.lower() in MISSING_LABELS else name for name in names]
+    absent = {*MISSING_LABELS, *(text.lower() for text in missing)}
+    names = ["" if name.lower() in absent else name for name in names]
     given = [name for name in names if name]
     if all(re.fullmatch(r"[+-]?\d+\.0+", name) for name in given):
         names = [name.partition(".")[0] for name in names]
@@ -112,12 +163,16 @@ def check_masks(masks: Masks, labels: IntArray, split: str, node: Callable[[int]
         )
     missing = (times > 0) & (labels == UNLABELLED)
     if missing.any():
-        raise UserError(
-            f"{node(int(missing.argmax()))} is in the split but has no label: label it, or remove "
-            "it from train, val and test"
-        )
+        raise UserError(no_label(node(int(missing.argmax()))))
     if not masks.train.any():
-        raise UserError(f"{split}: the split has no train node: mark some nodes as train")
+        raise UserError(f"{split}: {NO_TRAIN}")
+
+
+def no_label(node: str) -> str:
+    """Return the message for a node of the split that has no label."""
+    return (
+        f"{node} is in the split but has no label: label it, or remove it from train, val and test"
+    )
 
 
 def edge_notes(edges: IntArray, num_nodes: int) -> list[str]:

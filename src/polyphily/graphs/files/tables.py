@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyphily.errors import UserError, missing_package
-from polyphily.graphs.files.client import count, listed, number_fault
+import numpy as np
 
-SUFFIXES = (".csv", ".parquet")
-MIXED = "mixes numbers with true and false: use 0 and 1"
+from polyphily.errors import Faults, FileFaults, UserError, missing_package
+from polyphily.graphs.files.client import count, listed
+from polyphily.graphs.files.schema import TableSchema
+from polyphily.graphs.graph import BoolArray, IntArray
+
+CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+SUFFIXES = (*CSV_SUFFIXES, ".parquet")
+MISSING = ("", "na", "n/a", "nan", "null", "none")  # in lower case
+TRUE, FALSE = ("true", "yes"), ("false", "no")  # in lower case
+TEXT = "string"  # the type of pyarrow
+WIDE = 1000  # columns of a CSV file from which all are read as numbers, or all as text
 NOT_UTF8 = "not UTF-8 text: save the file as UTF-8"
+LOCATED = FileFaults.SHOWN  # faults of a table that are located
+UNPACKING = (OSError, EOFError, zlib.error)  # errors of a damaged gzip file
 
 
 def arrow() -> Any:
@@ -36,81 +49,222 @@ def arrow() -> Any:
     return pa
 
 
-@dataclass(frozen=True)
+class Fault(NamedTuple):
+    """A fault in a cell: its row and column, and a message or a function of the cell's text."""
+
+    row: int
+    column: str
+    what: str | Callable[[str], str]
+
+
+@dataclass
 class Table:
-    """A table as pyarrow chunked arrays. Missing values of text columns are ''.
+    """A table as pyarrow chunked arrays, and the faults found in it so far.
 
     Attributes:
         path: the file.
-        columns: the columns by name.
-        ignored: columns of the file that were not asked for.
+        names: all columns of the file.
+        columns: the columns that were read, by name.
+        delimiter: what separates cells; empty for a parquet file.
+        unpacked_limit: the number of bytes that a compressed file may unpack to.
+        ragged: the number of rows that have too few or too many cells. They are left out.
+        general: faults that no row shows.
+        faults: the first faulty cells of each column.
+        num_faults: the number of faulty cells.
+        undecodable: rows with text that is not UTF-8, by column. They have no other fault.
     """
 
     path: Path
+    names: list[str]
     columns: dict[str, Any]
-    ignored: tuple[str, ...]
+    delimiter: str = ""
+    unpacked_limit: int = 0
+    ragged: int = 0
+    general: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    num_faults: int = 0
+    undecodable: dict[str, IntArray] = field(default_factory=dict)
+
+    @property
+    def is_csv(self) -> bool:
+        return bool(self.delimiter)
 
     @property
     def num_rows(self) -> int:
         """The number of rows."""
         return len(next(iter(self.columns.values())))
 
+    @property
+    def unused(self) -> list[str]:
+        """Columns of the file that were not read."""
+        return [name for name in self.names if name not in self.columns]
+
+    def add_general(self, what: str) -> None:
+        """Record a fault that no row shows."""
+        self.general.append(f"{self.path}, {what}")
+
+    def add_fault(self, row: int, column: str, what: str | Callable[[str], str]) -> None:
+        """Record a faulty cell."""
+        self.faults.append(Fault(row, column, what))
+        self.num_faults += 1
+
+    def add_faults(
+        self, faulty: BoolArray | IntArray, column: str, what: str | Callable[[str], str]
+    ) -> None:
+        """Record the cells of a column that have the same fault.
+
+        Args:
+            faulty: a mask over the rows, or their positions.
+            column: the name of the column.
+            what: the message, or a function that makes it from the text of the cell.
+        """
+        rows = np.flatnonzero(faulty) if faulty.dtype == np.bool_ else faulty
+        if column in self.undecodable:
+            rows = np.setdiff1d(rows, self.undecodable[column])
+        self.faults += [Fault(row, column, what) for row in rows[:LOCATED].tolist()]
+        self.num_faults += len(rows)
+
+    def error(self) -> FileFaults | None:
+        """Return an error with all faults, each with its line and column; None without faults."""
+        total = self.num_faults + self.ragged + len(self.general)
+        if not total:
+            return None
+        position = {name: i for i, name in enumerate(self.names)}
+        wanted = sorted(self.faults, key=lambda fault: (fault.row, position[fault.column]))
+        wanted = wanted[:LOCATED]
+        if not self.is_csv:
+            messages = [self._message(fault, f"row {fault.row + 1}", None) for fault in wanted]
+        else:
+            messages = [message for _, message in sorted(self._located(wanted), key=_line)]
+        shown = tuple([*self.general, *messages][:LOCATED])
+        return FileFaults([Faults(str(self.path), shown, total)])
+
     def place(self, row: int) -> str:
         """Return where a user finds a row: its line in a CSV file, or its number."""
-        if self.path.suffix == ".csv":
-            return f"line {self._record(row).line}"
-        return f"row {row + 1}"
+        if not self.is_csv:
+            return f"row {row + 1}"
+        return f"line {self._record(row).line}"
 
-    def value(self, row: int, column: str) -> object:
+    def value(self, row: int, column: str) -> str:
         """Return a cell as it is written in the file."""
-        if self.path.suffix == ".csv":
-            return self._record(row).cells[_names(self.path).index(column)]
-        return self.columns[column][row].as_py()
+        if self.is_csv:
+            return self._record(row).cells[self.names.index(column)]
+        value = self.columns[column][row].as_py()
+        return "" if value is None else str(value)
 
-    def fault(self, row: int, column: str, what: str) -> UserError:
-        """Return an error that names the file, the row and the column."""
-        return UserError(f"{self.path}, {self.place(row)}, column '{column}': {what}")
+    def _located(self, wanted: Sequence[Fault]) -> Iterator[tuple[int, str]]:
+        """Yield line and message of the faulty cells and of the first rows of a wrong length."""
+        of_row: dict[int, list[Fault]] = {}
+        for fault in wanted:
+            of_row.setdefault(fault.row, []).append(fault)
+        row, ragged = 0, min(self.ragged, LOCATED)
+        for record in self._data_records():
+            if len(record.cells) != len(self.names):
+                if ragged:
+                    yield record.line, self._ragged(record)
+                    ragged -= 1
+            else:
+                for fault in of_row.pop(row, ()):
+                    cell = record.cells[self.names.index(fault.column)]
+                    yield record.line, self._message(fault, f"line {record.line}", cell)
+                row += 1
+            if not of_row and not ragged:
+                return
+
+    def _message(self, fault: Fault, place: str, cell: str | None) -> str:
+        what = fault.what
+        if callable(what):
+            what = what(self.value(fault.row, fault.column) if cell is None else cell)
+        return f"{self.path}, {place}, column '{fault.column}': {what}"
+
+    def _ragged(self, record: Record) -> str:
+        return (
+            f"{self.path}, line {record.line}: {count(len(record.cells), 'cell')}, but the header "
+            f"names {len(self.names)} columns ({listed(self.names)}): complete the row, or quote "
+            f"cells that hold a {_spoken(self.delimiter)}"
+        )
+
+    def fitting_rows(self) -> bytes:
+        """Return the CSV file without header and rows of a wrong length, and count the latter."""
+        text, self.ragged = io.StringIO(newline=""), 0
+        writer = csv.writer(text, delimiter=self.delimiter)
+        for record in self._data_records():
+            if len(record.cells) == len(self.names):
+                writer.writerow(record.cells)
+            else:
+                self.ragged += 1
+        return text.getvalue().encode(errors="surrogateescape")
 
     def _record(self, row: int) -> Record:
-        return next(islice(_records(self.path), row + 1, None))
+        fitting = (r for r in self._data_records() if len(r.cells) == len(self.names))
+        return next(islice(fitting, row, None))
+
+    def _data_records(self) -> Iterator[Record]:
+        return islice(_records(self.path, self.delimiter, self.unpacked_limit), 1, None)
+
+
+def _line(located: tuple[int, str]) -> int:
+    return located[0]
+
+
+def _spoken(delimiter: str) -> str:
+    return {",": "comma", ";": "semicolon", "|": "'|'"}.get(delimiter, "tab")
+
+
+def is_csv(path: Path) -> bool:
+    """Return whether a file is a CSV file by its name."""
+    return path.name.endswith(CSV_SUFFIXES)
 
 
 def read_table(
-    path: Path, text: Sequence[str], *, optional: Sequence[str] = (), numbers: bool = False
+    path: Path,
+    schema: TableSchema,
+    *,
+    required: Sequence[str],
+    text: Sequence[str],
+    others: Callable[[Sequence[str]], Iterable[str]],
 ) -> Table:
     """Read a CSV or a parquet file.
 
+    Columns that are not read as text have the type of a parquet file; in a CSV file they are
+    numbers, booleans or dates if all cells are, otherwise text.
+
     Args:
         path: the file.
-        text: required columns, read as text whatever their type.
-        optional: columns read as text if they exist.
-        numbers: whether all other columns are read as well, which must be numeric.
+        schema: delimiter, decimal point and texts for missing values.
+        required: columns that must exist.
+        text: columns that are read as text, whatever their type, if they exist.
+        others: returns which of the file's columns are read as well.
+
+    Raises:
+        UserError: if the file cannot be read as a table, or lacks a column.
     """
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty")
-    reader = _read_csv if path.suffix == ".csv" else _read_parquet
-    names, columns = reader(path, text, optional, numbers)
-    return Table(path, columns, tuple(name for name in names if name not in columns))
+    if is_csv(path):
+        return _read_csv(path, schema, required, text, others)
+    return _read_parquet(path, required, text, others)
 
 
 def _read_parquet(
-    path: Path, text: Sequence[str], optional: Sequence[str], numbers: bool
-) -> tuple[list[str], dict[str, Any]]:
+    path: Path,
+    required: Sequence[str],
+    text: Sequence[str],
+    others: Callable[[Sequence[str]], Iterable[str]],
+) -> Table:
     pa = arrow()
     try:
         with pa.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            _check_names(path, path, names, text)
-            table = file.read(columns=None if numbers else list(text))
+            _check_names(str(path), names, required)
+            texts = [name for name in names if name in text]
+            table = file.read(columns=list(dict.fromkeys([*texts, *others(names)])))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: damaged, or not a parquet file: {error}") from error
-    columns = {
-        name: _as_text(path, name, table[name])
-        if name in (*text, *optional)
-        else _as_number(path, name, table[name])
-        for name in table.column_names
-    }
-    return names, columns
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    for name in texts:
+        columns[name] = _as_text(path, name, columns[name])
+    return Table(path, names, columns)
 
 
 def _as_text(path: Path, name: str, column: Any) -> Any:
@@ -127,65 +281,167 @@ def _as_text(path: Path, name: str, column: Any) -> Any:
     return column.fill_null("")
 
 
-def _as_number(path: Path, name: str, column: Any) -> Any:
-    kind = arrow().types
-    tests = (kind.is_boolean, kind.is_integer, kind.is_floating, kind.is_decimal, kind.is_null)
-    if any(test(column.type) for test in tests):
-        return column
-    row = next((i for i, cell in enumerate(column.to_pylist()) if number_fault(cell)), 0)
-    first = column[row].as_py() if len(column) else None
-    raise UserError(
-        f"{path}, row {row + 1}, column '{name}': "
-        f"{number_fault(first) or f'{first!r} is stored as {column.type}: store numbers'}"
-    )
-
-
 def _read_csv(
-    path: Path, text: Sequence[str], optional: Sequence[str], numbers: bool
-) -> tuple[list[str], dict[str, Any]]:
+    path: Path,
+    schema: TableSchema,
+    required: Sequence[str],
+    text: Sequence[str],
+    others: Callable[[Sequence[str]], Iterable[str]],
+) -> Table:
     pa = arrow()
-    header, first = [*islice(_records(path), 2), None, None][:2]
+    delimiter = schema.delimiter or _sniffed(path, schema)
+    header = next(_records(path, delimiter, schema.unpacked_limit), None)
     if header is None:
         raise UserError(f"{path}: the file is empty")
-    names = _names(path)
-    _check_names(path, f"{path}, line {header.line}", names, text)
-    kinds = dict.fromkeys(names, "number" if numbers else "ignored")
-    for name, cell in zip(names, first.cells if first else (), strict=False):
-        if numbers and _is_flag(cell):
-            kinds[name] = "flag"
-    kinds |= {name: "text" for name in names if name in (*text, *optional)}
-    types = {"text": pa.string(), "number": pa.float32(), "flag": pa.string()}
-    wanted = {name: types[kind] for name, kind in kinds.items() if kind in types}
+    names = _names(path, header)
+    _check_names(f"{path}, line {header.line}", names, required, delimiter)
+    texts = [name for name in names if name in text]
+    typed = [name for name in others(names) if name not in texts]
+    texts += [name for name in typed if schema.kind(name)]
+    types = dict.fromkeys(texts, TEXT)
+    table = Table(path, names, {}, delimiter, schema.unpacked_limit)
+    wanted = [*texts, *(name for name in typed if name not in types)]
     try:
-        table = pa.csv.read_csv(
-            path,
+        found = _parsed(table, schema, header.last_line, wanted, types)
+        clocks = [entry.name for entry in found.schema if pa.types.is_time(entry.type)]
+        if clocks:  # times are kept as they are written
+            again = _parsed(table, schema, header.last_line, clocks, dict.fromkeys(clocks, TEXT))
+    except (pa.ArrowException, *UNPACKING) as error:
+        raise UserError(f"{path}: cannot be read as CSV: {error}") from error
+    for name, column in zip(found.column_names, found.columns, strict=True):
+        written = again[name] if name in clocks else column
+        table.columns[name] = _checked_text(table, name, written)
+    for name in texts:
+        table.columns[name] = pa.compute.utf8_trim_whitespace(table.columns[name])
+    return table
+
+
+def _parsed(
+    table: Table, schema: TableSchema, skipped: int, wanted: Sequence[str], types: dict[str, str]
+) -> Any:
+    """Return columns of a CSV file as a pyarrow table, without rows of a wrong length.
+
+    Args:
+        table: the file and its columns.
+        schema: how cells are written.
+        skipped: the lines of the header.
+        wanted: the columns to return.
+        types: the types of some of them. The types of others are found from all their cells.
+    """
+    pa = arrow()
+    if len(wanted) > WIDE and len(types) < len(wanted):  # finding the types would take minutes
+        try:
+            return _parsed(table, schema, skipped, wanted, dict.fromkeys(wanted, "double") | types)
+        except pa.ArrowInvalid:
+            types = dict.fromkeys(wanted, TEXT)
+
+    def read(stream: Any, skipped: int) -> Any:
+        return pa.csv.read_csv(
+            stream,
             pa.csv.ReadOptions(
-                column_names=names,
-                skip_rows=header.last_line,
-                block_size=max(1 << 22, 256 * len(names)),
+                column_names=table.names,
+                skip_rows=skipped,
+                block_size=max(1 << 22, 256 * len(table.names)),
             ),
-            pa.csv.ParseOptions(newlines_in_values=True),
+            pa.csv.ParseOptions(delimiter=table.delimiter, newlines_in_values=True),
             pa.csv.ConvertOptions(
-                column_types=wanted, include_columns=list(wanted), null_values=[]
+                column_types=types,
+                include_columns=wanted,
+                null_values=["NaN", *_cases(MISSING), *schema.missing],
+                true_values=_cases(TRUE),
+                false_values=_cases(FALSE),
+                decimal_point=schema.decimal,
+                check_utf8=False,
             ),
         )
-        columns = {name: _trimmed(table[name], kinds[name]) for name in wanted}
-    except (pa.ArrowException, OSError) as error:
-        raise _first_fault(path, names, kinds) or UserError(
-            f"{path}: cannot be read as CSV: {error}"
-        ) from error
-    return names, columns
+
+    try:
+        with _opened(table.path, schema.unpacked_limit) as stream:
+            return read(stream, skipped)
+    except pa.ArrowInvalid:
+        rows = table.fitting_rows()
+        if not table.ragged:
+            raise
+        if not rows:
+            return pa.table({name: pa.array([], pa.string()) for name in wanted})
+        return read(pa.BufferReader(rows), 0)
 
 
-def _trimmed(column: Any, kind: str) -> Any:
-    if kind == "number":
-        return column
+def _checked_text(table: Table, name: str, column: Any) -> Any:
+    """Return a column with valid text. Other bytes are faults."""
     pa = arrow()
-    column = pa.compute.utf8_trim_whitespace(column)
-    return column.cast(pa.bool_()) if kind == "flag" else column
+    if not pa.types.is_string(column.type):
+        return column
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        cells = column.cast(pa.binary()).to_pylist()
+        faulty = np.array([not _is_utf8(cell.decode(errors="surrogateescape")) for cell in cells])
+        table.add_faults(faulty, name, NOT_UTF8)
+        table.undecodable[name] = np.flatnonzero(faulty)
+        column = pa.chunked_array([[cell.decode(errors="replace") for cell in cells]], pa.string())
+    return column
 
 
-def _check_names(path: Path, place: object, names: Sequence[str], required: Sequence[str]) -> None:
+def _cases(words: Iterable[str]) -> list[str]:
+    """Return words as they are usually written. Others are found among texts (`columns.py`).
+
+    >>> _cases(["no"])
+    ['NO', 'No', 'no']
+    """
+    return sorted({form for word in words for form in (word, word.upper(), word.capitalize())})
+
+
+class _Limited(io.RawIOBase):
+    """A gzip file that refuses to unpack more than a number of bytes."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._path, self._limit, self._file, self._done = path, limit, gzip.GzipFile(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        self._done += len(data)
+        if self._done > self._limit:
+            raise UserError(
+                f"{self._path}: unpacks to more than {self._limit / (1 << 30):.3g} GB: if this is "
+                "right, set unpacked_gb in schema.toml"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _opened(path: Path, limit: int) -> Any:
+    """Open a CSV file as bytes, unpacked if its name ends in .gz."""
+    if path.suffix == ".gz":
+        return io.BufferedReader(_Limited(path, limit), 1 << 20)
+    return path.open("rb")
+
+
+def _sniffed(path: Path, schema: TableSchema) -> str:
+    """Return the delimiter that gives the header the most columns, a comma if none does."""
+    if path.name.removesuffix(".gz").endswith(".tsv"):
+        return "\t"
+
+    def columns(delimiter: str) -> int:
+        try:
+            header = next(_records(path, delimiter, schema.unpacked_limit), None)
+        except UserError:  # such as a header that is one cell of many letters
+            return 0
+        return len(header.cells) if header else 0
+
+    return max((",", ";", "\t", "|"), key=columns)
+
+
+def _check_names(
+    place: str, names: Sequence[str], required: Sequence[str], delimiter: str = ""
+) -> None:
     repeated = [name for name, times in Counter(names).items() if times > 1 and name]
     if repeated:
         raise UserError(f"{place}: several columns are named {listed(repeated)}: rename them")
@@ -197,10 +453,10 @@ def _check_names(path: Path, place: object, names: Sequence[str], required: Sequ
             )
     missing = [name for name in required if name not in names]
     if missing:
-        hint = ", separated by commas" if path.suffix == ".csv" else ""
+        hint = f", separated by a {_spoken(delimiter)}" if delimiter else ""
         raise UserError(
-            f"{place}: no column {listed(missing)}. Columns found: {listed(names)}; "
-            f"needed: {listed(required)}{hint}"
+            f"{place}: no column {listed(missing)}. Columns found: {listed(names)}{hint}; needed: "
+            f"{listed(required)}. Other names are mapped in schema.toml"
         )
 
 
@@ -212,55 +468,28 @@ class Record(NamedTuple):
     cells: list[str]
 
 
-def _records(path: Path) -> Iterator[Record]:
+def _records(path: Path, delimiter: str, limit: int) -> Iterator[Record]:
     """Yield the rows of a CSV file that are not blank, the header first."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file)
+    with (
+        _opened(path, limit) as stream,
+        io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="") as file,
+    ):
+        reader = csv.reader(file, delimiter=delimiter)
         line = 1
         try:
             for cells in reader:
                 if cells:
                     yield Record(line, reader.line_num, cells)
                 line = reader.line_num + 1
-        except csv.Error as error:
+        except (csv.Error, *UNPACKING) as error:
             raise UserError(f"{path}, line {line}: cannot be read as CSV: {error}") from error
 
 
-def _names(path: Path) -> list[str]:
-    header = next(_records(path))
+def _names(path: Path, header: Record) -> list[str]:
     for number, cell in enumerate(header.cells, start=1):
         if not _is_utf8(cell):
             raise UserError(f"{path}, line {header.line}, column {number}: {NOT_UTF8}")
     return [cell.strip() for cell in header.cells]
-
-
-def _first_fault(path: Path, names: Sequence[str], kinds: dict[str, str]) -> UserError | None:
-    """Read a CSV file row by row and return the first fault, which pyarrow does not locate."""
-    for record in islice(_records(path), 1, None):
-        place = f"{path}, line {record.line}"
-        if len(record.cells) != len(names):
-            return UserError(
-                f"{place}: {count(len(record.cells), 'cell')}, but the header names {len(names)} "
-                f"columns ({listed(names)}): complete the row, or quote cells that hold a comma"
-            )
-        for name, cell in zip(names, record.cells, strict=True):
-            if fault := _cell_fault(cell, kinds[name]):
-                return UserError(f"{place}, column '{name}': {fault}")
-    return None
-
-
-def _cell_fault(cell: str, kind: str) -> str | None:
-    if not _is_utf8(cell):
-        return NOT_UTF8
-    if kind in ("text", "ignored"):
-        return None
-    if kind == "number":
-        return MIXED if _is_flag(cell) else number_fault(cell)
-    return None if _is_flag(cell) or cell.strip() in ("0", "1") else number_fault(cell) or MIXED
-
-
-def _is_flag(cell: str) -> bool:
-    return cell.strip().lower() in ("true", "false")
 
 
 def _is_utf8(cell: str) -> bool:

@@ -50,6 +50,7 @@ FEDERATED, LOCAL = "federated", "local"
 HOMOPHILOUS, HETEROPHILOUS, FINE_TUNING = "homophilous", "heterophilous", "fine-tuning"
 PARTS = {HOMOPHILOUS: (HOMOPHILOUS,), HETEROPHILOUS: (HETEROPHILOUS,), FINE_TUNING: ()}
 GLOBAL, SMOOTH, PAIRS, ALIKE = "global", "smooth/", "pairs/", "alike"
+SHARE = "share"  # in a client's memory: the weight of its homophilous head
 
 
 @register(
@@ -71,6 +72,7 @@ class AdaFGL(FedAvg):
     evaluated = "personal"
     selection = "client"
 
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "The stages are rounds here: `federated` rounds of FedAvg, then local rounds of as many "
         "steps as a round has. The authors take 200 steps: 67 rounds of 3.",
@@ -175,6 +177,9 @@ class AdaFGL(FedAvg):
     def rounds_before_it_acts(self) -> int:
         return self.federated
 
+    def needs_symmetric_edges(self) -> str:
+        return "the adjacency that it learns is symmetric"
+
     def needs_whole_graph(self) -> str:
         return "its heads compare all nodes of a client"
 
@@ -196,6 +201,10 @@ class AdaFGL(FedAvg):
             name: torch.where(tuned.view(-1, *[1] * (value.dim() - 1)), own[name], value)
             for name, value in params.items()
         }
+
+    def init_client_state(self, cohort: Cohort, network: Backbone, params: Message) -> Message:
+        """Return HCS of the training graph, which also weighs the heads on other graphs."""
+        return {SHARE: self.homophilous_share(cohort)} if self.parts else {}
 
     def prepare_round(self, local: Local) -> Message:
         if local.phase == FEDERATED or not self.parts:
@@ -275,7 +284,7 @@ class AdaFGL(FedAvg):
         p, along = self._propagation(local)
         chances = {n: z.softmax(dim=1) for n, z in self._heads(local, along).items()}
         expand = local.cohort.segments.expand
-        share = expand(self.homophilous_share(local.cohort)).unsqueeze(1)
+        share = expand(local.memory[SHARE]).unsqueeze(1)
         mixed = torch.zeros_like(p)
         if HOMOPHILOUS in chances:
             mixed = mixed + share * (chances.pop(HOMOPHILOUS) + p) / 2
@@ -283,6 +292,9 @@ class AdaFGL(FedAvg):
             mixed = mixed + (1 - share) * torch.stack(list(chances.values())).mean(dim=0)
         adapted = expand(local.params[ADAPTED]) > 0
         return torch.where(adapted, mixed.clamp(min=1e-12).log(), plain)
+
+    def prediction_state(self) -> Sequence[str]:
+        return (f"memory/{SHARE}",) if self.parts else ()
 
     # At the server ---------------------------------------------------------------------------
 

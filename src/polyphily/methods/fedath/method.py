@@ -200,6 +200,9 @@ class FedATH(FedAvg):
 
     # At the clients --------------------------------------------------------------------------
 
+    def needs_symmetric_edges(self) -> str:
+        return "an edge has one score, whichever way it leads"
+
     def needs_whole_graph(self) -> str:
         return "its losses compare the two GNNs at all nodes"
 

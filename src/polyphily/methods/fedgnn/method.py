@@ -57,6 +57,7 @@ class FedGNN(FedAvg):
     share no node have no match. Without noise the method is then FedAvg to the bit.
     """
 
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "The paper recommends items: users are clients, and a matched user becomes a neighbour of "
         "the item that both users know. For nodes of subgraphs the readers of the paper match "
@@ -104,6 +105,9 @@ class FedGNN(FedAvg):
         if self.expand:
             return {}
         return dict.fromkeys(("slots", "most", "key"), "nothing is matched; set expand=on as well")
+
+    def needs_symmetric_edges(self) -> str:
+        return "matched nodes have the same neighbours, whichever way edges lead"
 
     def needs_whole_graph(self) -> str | None:
         return "nodes are matched by all of their neighbours" if self.expand else None
@@ -186,6 +190,15 @@ class FedGNN(FedAvg):
 
     def predict(self, local: Local) -> Tensor:
         return self.forward(local).logits
+
+    def prediction_state(self) -> Sequence[str]:
+        if not self.expand:
+            return ()
+        sent = (f"received/{name}" for name in (MATCHED, MATCHES))
+        return (*(f"memory/{name}" for name in (KEYS, MATCHED, MATCHES)), *sent)
+
+    def reach(self, network: Backbone) -> int | None:
+        return None if self.expand else network.reach
 
     def correct_gradients(self, local: Local, grads: Message) -> Message:
         """Clip gradients and add noise: g̃ = clip(g, ±δ) + Laplace(0, λ)."""

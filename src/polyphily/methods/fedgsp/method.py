@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
@@ -86,6 +85,7 @@ class FedGSP(Method):
     evaluated = "personal"
     selection = "client"
     backbone = "unifilter"
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "As printed, t_ij is about 1e-12, because r and s are on the simplex of thousands of "
         "dimensions: W is 1/M, and the method is plain averaging.",
@@ -290,6 +290,9 @@ class FedGSP(Method):
     def phase(self, round_index: int) -> str:
         return EXCHANGE if round_index < self.exchange else QUIET
 
+    def needs_symmetric_edges(self) -> str:
+        return "its polynomial filters are those of a symmetric matrix"
+
     def needs_whole_graph(self) -> str:
         return "its bases are computed once, from all edges"
 
@@ -305,8 +308,7 @@ class FedGSP(Method):
         """Compute the cross-entropy of train nodes, Eq. (3) and (4), and the proximal term."""
         cohort = local.cohort
         output: Output = functional_call(local.network, local.params, (cohort, local.draws, True))
-        error = F.cross_entropy(output.logits, cohort.train_labels, reduction="none")
-        loss = local.train_mean(error)
+        loss = local.train_mean(local.train_errors(output.logits))
         if self.leash:
             received = model_part(local.received)[COEFFICIENTS]
             loss = loss + self.leash / 2 * local.drift({COEFFICIENTS: received})

@@ -230,6 +230,9 @@ class FedHERO(FedAvg):
 
     # At the clients --------------------------------------------------------------------------
 
+    def needs_symmetric_edges(self) -> str:
+        return "latent edges lead both ways, and both graphs have one network"
+
     def needs_whole_graph(self) -> str:
         return "latent neighbours are searched among all nodes"
 

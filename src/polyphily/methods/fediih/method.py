@@ -76,6 +76,7 @@ class FedIIH(Method):
     evaluated = "personal"
     selection = "client"
     backbone = "disengcn"
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "Mean and log-variance of an encoding are the same function where both are routed without "
         "parameters, as in the authors' code: the log-variance is a linear map of the mean, factor "
@@ -192,6 +193,9 @@ class FedIIH(Method):
         return (models, statistic(ALPHA, shape, meaning="the federation's centre of each factor"))
 
     # At the clients --------------------------------------------------------------------------
+
+    def needs_symmetric_edges(self) -> str:
+        return "the edges that it reconstructs lead both ways"
 
     def needs_whole_graph(self) -> str:
         return "routing takes all neighbours of a node, and encodings are summed over all nodes"

@@ -64,6 +64,7 @@ class FedLit(FedAvg):
 
     backbone = "gcn"
 
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "The code takes the first client's types as the server's in every round. Here it is the "
         "client with the most train nodes in the first round and the server's own centres "
@@ -142,6 +143,9 @@ class FedLit(FedAvg):
 
     def phase(self, round_index: int) -> str:
         return FIRST if round_index == 0 else LATER
+
+    def needs_symmetric_edges(self) -> str:
+        return "a link has one type, whichever way it leads"
 
     def needs_whole_graph(self) -> str:
         return "it clusters all links of a client"

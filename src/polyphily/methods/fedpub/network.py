@@ -47,6 +47,9 @@ class MaskedNetwork(Backbone):
         output: Output = functional_call(self.gnn, weights, (graph, draws))
         return output
 
+    def in_evaluation(self, params: Message) -> tuple[Backbone, Message]:
+        return self.gnn, masked(params, self.prune)
+
     def convolved(self, params: Mapping[str, Tensor], graph: StackedGraph) -> Tensor:
         """Return the output of the last convolution, before any activation, in evaluation."""
         weights, gnn = masked(params, self.prune), self.gnn

@@ -11,6 +11,7 @@ from torch import Tensor
 from polyphily.core.cohort import Cohort, TrainingGraph
 from polyphily.graphs.graph import UNLABELLED, Graph
 from polyphily.graphs.random import generator
+from polyphily.nn.operators import Operators
 from polyphily.nn.segments import Segments
 from polyphily.nn.stacked import GraphView
 
@@ -46,12 +47,21 @@ class Proxy(GraphView):
             dtype=cohort.dtype,
         )
         super().__init__(copies)
+        self._copies = copies
         self._segments = CommonInput(copies.segments.sizes, copies.device)
         self._x = torch.from_numpy(np.asarray(graph.features)).to(cohort.device, cohort.dtype)
 
     @property
     def segments(self) -> Segments:
         return self._segments
+
+    @property
+    def inward(self) -> Operators:
+        return self._copies.inward.on(self._segments)
+
+    @property
+    def outward(self) -> Operators:
+        return self._copies.outward.on(self._segments)
 
     @property
     def x(self) -> Tensor:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from polyphily.core.local import Local
 from polyphily.core.messages import (
@@ -107,6 +106,7 @@ class FedSagePlus(FedSage):
     Each client is evaluated on its own mended graph.
     """
 
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "The errors of counts and features need no labels: they are means over all visible nodes "
         "(the authors' code takes train nodes only).",
@@ -288,6 +288,9 @@ class FedSagePlus(FedSage):
     def rounds_before_it_acts(self) -> int:
         return self.preparation
 
+    def needs_symmetric_edges(self) -> str:
+        return "the neighbours that it generates are joined both ways"
+
     def needs_whole_graph(self) -> str | None:
         return "every node is given its generated neighbours" if self.mends else None
 
@@ -446,9 +449,7 @@ class FedSagePlus(FedSage):
         features, mended = self._compare(generated, given, own, judge)
         seen = given.rows.counts.to(cohort.dtype)
         output: Output = functional_call(network.judge, judge, (given.graph, local.draws, mended))
-        errors = F.cross_entropy(
-            output.logits[cohort.train_nodes], cohort.train_labels, reduction="none"
-        )
+        errors = local.train_errors(output.logits[cohort.train_nodes])
         learns = cohort.train_segments.sum(given.learns).clamp(min=1)
         return (
             self.count_weight * given.rows.sum(counts) / seen

@@ -73,6 +73,7 @@ class FedSPA(FedAvg):
     """
 
     backbone = "acm-gcn"
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "The paper names ACM-GCN, but not how equation 6 enters its low-pass and high-pass "
         "channels: each of the two has equation 6 with weights of its own.",
@@ -214,6 +215,9 @@ class FedSPA(FedAvg):
 
     # At the clients --------------------------------------------------------------------------
 
+    def needs_symmetric_edges(self) -> str:
+        return "it sums over kinds of edges that lead both ways"
+
     def needs_whole_graph(self) -> str | None:
         if not self.sfpd:
             return None
@@ -237,8 +241,7 @@ class FedSPA(FedAvg):
         )
         kinds = edge_kinds(cohort, labels, moving=True)
         output: Output = functional_call(local.network, local.params, (cohort, local.draws, kinds))
-        logits = output.logits[cohort.train_nodes]
-        losses = F.cross_entropy(logits, cohort.train_labels, reduction="none") * hidden
+        losses = local.train_errors(output.logits[cohort.train_nodes]) * hidden
         count = cohort.train_segments.sum(hidden.to(cohort.dtype))
         return cohort.train_segments.sum(losses) / count.clamp(min=1)
 
@@ -277,7 +280,9 @@ class FedSPA(FedAvg):
         owned = {name: value for name, value in params.items() if value.requires_grad}
         with torch.enable_grad():
             output: Output = functional_call(local.network, params, (local.cohort,))
-            likelihood = -local.cross_entropy(output.logits).sum()
+            logits, labels = output.logits[local.cohort.train_nodes], local.cohort.train_labels
+            errors = F.cross_entropy(logits, labels, reduction="none")  # without weights
+            likelihood = -local.train_mean(errors).sum()
             grads = torch.autograd.grad(likelihood, list(owned.values()), materialize_grads=True)
         return {name: grad.square() for name, grad in zip(owned, grads, strict=True)}
 

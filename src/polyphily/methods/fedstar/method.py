@@ -31,6 +31,7 @@ class FedStar(FedAvg):
     Each client is evaluated with its own feature channel and the averaged structure channel.
     """
 
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "The paper classifies graphs. Here the head is applied to every node, without pooling. "
         "The linear map before the pooling and the one after it are then one map, so one is kept.",
@@ -78,6 +79,9 @@ class FedStar(FedAvg):
         if self.share == "none":
             return {"weighting": "nothing is averaged; set share=structure as well"}
         return {}
+
+    def needs_symmetric_edges(self) -> str:
+        return "its encodings are those of random walks that go both ways"
 
     def needs_whole_graph(self) -> str:
         return "the structure encodings are those of whole graphs"

@@ -68,6 +68,7 @@ class FGGP(FedAvg):
     class that the nearest prototypes vote for (prediction=prototypes).
     """
 
+    weighted_edges: ClassVar[bool] = False
     left_open: ClassVar[Sequence[str]] = (
         "Values and details follow the authors' code, except for its defects.",
         "The authors score all pairs of nodes, which takes memory quadratic in nodes. Here A' is "
@@ -192,6 +193,9 @@ class FGGP(FedAvg):
 
     # At the clients --------------------------------------------------------------------------
 
+    def needs_symmetric_edges(self) -> str:
+        return "the edges that it draws lead both ways"
+
     def needs_whole_graph(self) -> str:
         return "its second view and its prototypes are those of whole graphs"
 
@@ -274,6 +278,9 @@ class FGGP(FedAvg):
             return output.logits
         kept, filled = local.received[BUFFER], local.received[FILLED]
         return vote(output.embedding, kept, filled, local.cohort.segments, self.votes)
+
+    def prediction_state(self) -> Sequence[str]:
+        return tuple(f"received/{name}" for name in (BUFFER, FILLED) if self.votes_decide)
 
     # At the server ---------------------------------------------------------------------------
 

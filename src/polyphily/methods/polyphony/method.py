@@ -266,13 +266,15 @@ class Polyphony(FedAvg):
         said = self.sing(local, used > asked, local.draws).voices[:, cohort.train_nodes]
         likelihood = at_labels(said.log_softmax(dim=2), cohort.train_labels)
         counts = torch.stack([asked if v in self.labelled else used for v in range(len(said))])
-        each = segments.sum((likelihood * counts).T) / segments.sum(counts.T).clamp(min=1)
-        total = -each.sum(dim=1)
+        errors = local.weighted(-likelihood)
+        each = segments.sum((errors * counts).T) / segments.sum(counts.T).clamp(min=1)
+        total = each.sum(dim=1)
         if self.together and len(said) > 1:
             weights = local.constants[MIX].view(len(cohort), -1, len(said)).sum(dim=1)
             mixed = mix(likelihood, segments.expand(weights))
-            mean = segments.sum(mixed * asked) / segments.sum(asked).clamp(min=1)
-            total = total - self.together * mean
+            errors = local.weighted(-mixed)
+            mean = segments.sum(errors * asked) / segments.sum(asked).clamp(min=1)
+            total = total + self.together * mean
         return total
 
     def train(self, local: Local) -> None:
@@ -284,6 +286,9 @@ class Polyphony(FedAvg):
 
     def update_memory(self, local: Local) -> Message:
         return {PARTS: local.constants[HEARD]} if local.phase else {}
+
+    def reach(self, network: Backbone) -> int | None:
+        return network.reach
 
     # At the server ---------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from polyphily.core.messages import Message
 from polyphily.nn.backbones import Shape
 from polyphily.nn.choir import Choir, Song, mix, number_of
 from polyphily.nn.draws import Draws
+from polyphily.nn.plain_form import FORMS, Spec, choir_form
 from polyphily.nn.stacked import StackedGraph
 
 VOICES, OWN, MIX = "voices.", "own.", "mix"
@@ -90,6 +91,14 @@ class Voices(Choir):
 
     def is_classifier(self, parameter: str) -> bool:
         return parameter.startswith(VOICES) and super().is_classifier(parameter)
+
+
+def _plain_form(network: Voices) -> Spec:
+    """Return the description of the exported network."""
+    return {**choir_form(network), "own": len(network.own), "mixed": True}
+
+
+FORMS[Voices] = _plain_form
 
 
 def renditions(voices: Message) -> Message:

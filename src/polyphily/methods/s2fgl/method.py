@@ -225,6 +225,9 @@ class S2FGL(FedAvg):
     def _strength(self, round_index: int) -> npt.NDArray[np.float32]:
         return np.asarray(self.strength(round_index), dtype=np.float32)
 
+    def needs_symmetric_edges(self) -> str:
+        return "its spectra are those of a symmetric matrix"
+
     def needs_whole_graph(self) -> str | None:
         if not (self.nlir or self.fgma):
             return None

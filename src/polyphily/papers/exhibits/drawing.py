@@ -64,7 +64,7 @@ def draw_lines(
         log: whether the horizontal axes are logarithmic.
         even: whether marked points are equally far apart, whatever their x.
     """
-    from polyphily.report.figures import MARKERS, style
+    from polyphily.report.figures import legend, line_style, marker, style
 
     with style():
         from matplotlib.ticker import MaxNLocator
@@ -74,9 +74,9 @@ def draw_lines(
         for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
             places = sorted({at for series in lines.values() for at in series.x})
             for label, series in lines.items():
-                look = {"label": label, **_look(slots[label])}
+                look = {"label": label, **line_style(slots[label])}
                 if markers:
-                    look |= {"marker": MARKERS[slots[label] % len(MARKERS)], "capsize": 1.5}
+                    look |= {"marker": marker(slots[label]), "capsize": 1.5}
                     at = [places.index(value) for value in series.x] if even else series.x
                     axes.errorbar(at, series.y, series.spread, elinewidth=0.7, **look)
                     continue
@@ -93,7 +93,7 @@ def draw_lines(
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             axes.set(xlabel=x, ylabel=y, title=title)
-        _add_legend(figure, all_axes)
+        legend(figure, all_axes)
     return figure
 
 
@@ -113,7 +113,7 @@ def draw_bars(
         y: the label of the vertical axes.
         spreads: the deviations of the heights, if they are drawn.
     """
-    from polyphily.report.figures import style
+    from polyphily.report.figures import legend, line_style, style
 
     with style():
         figure, all_axes = panel_axes(len(panels))
@@ -122,7 +122,7 @@ def draw_bars(
             breadth = 0.8 / len(bars)
             for i, (label, heights) in enumerate(bars.items()):
                 places = [at + (i - (len(bars) - 1) / 2) * breadth for at in range(len(heights))]
-                colour = _look(slots[label])["color"]
+                colour = line_style(slots[label])["color"]
                 errors = spreads[title][label] if spreads else None
                 caps = {"elinewidth": 0.7, "capsize": 1.5}
                 look = {"color": colour, "label": label, "yerr": errors, "error_kw": caps}
@@ -131,7 +131,7 @@ def draw_bars(
             axes.grid(visible=False, axis="x")
             axes.set_xticks(range(len(ticks[title])), ticks[title])
             axes.set(xlabel=x, ylabel=y, title=title)
-        _add_legend(figure, all_axes)
+        legend(figure, all_axes)
     return figure
 
 
@@ -246,25 +246,7 @@ def panel_axes(
     return axes_grid(count, Look(width=width or usual), ratio)
 
 
-def _add_legend(figure: Any, all_axes: Sequence[Any]) -> None:
-    """Add a legend above the panels, and as much height as it takes."""
-    from polyphily.report.figures import legend
-
-    legend(figure, all_axes)
-    for added in figure.legends:
-        height = added.get_window_extent().height / figure.dpi
-        figure.set_figheight(figure.get_figheight() + height)
-
-
 def _slots(panels: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """Number the labels of all panels, so that a label looks the same in each."""
     labels = dict.fromkeys(label for entries in panels.values() for label in entries)
     return {label: slot for slot, label in enumerate(labels)}
-
-
-def _look(slot: int) -> dict[str, Any]:
-    """Return the colour of a slot, and the dashes that tell slots of one colour apart."""
-    from polyphily.report.figures import COLOURS
-
-    dashes = ("-", "--", ":")[slot // len(COLOURS) % 3]
-    return {"color": COLOURS[slot % len(COLOURS)], "linestyle": dashes}

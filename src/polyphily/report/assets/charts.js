@@ -130,12 +130,12 @@ function frame(svg, box, x, y, panel, colours) {
   for (const tick of y.ticks) {
     const at = y.to(tick);
     svg.append(node("line", { x1: box.left, x2: box.right, y1: at, y2: at, stroke: colours.grid }));
-    svg.append(text(box.left - 8, at + 4, show(tick), colours.soft, { "text-anchor": "end" }));
+    svg.append(text(box.left - 8, at + 4, show(tick, 12), colours.soft, { "text-anchor": "end" }));
   }
   for (const tick of x.ticks) {
     const at = x.to(tick);
     svg.append(node("line", { x1: at, x2: at, y1: box.bottom, y2: box.bottom + 4, stroke: colours.faint }));
-    svg.append(text(at, box.bottom + 18, show(tick), colours.soft, { "text-anchor": "middle" }));
+    svg.append(text(at, box.bottom + 18, show(tick, 12), colours.soft, { "text-anchor": "middle" }));
   }
   svg.append(node("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: colours.faint }));
   svg.append(text(box.right, box.bottom + 36, panel.x, colours.soft, { "text-anchor": "end" }));
@@ -171,13 +171,26 @@ function lines(panel, width, colours, tip) {
   const above = narrow ? legend(svg, series, width, colours, "line") : 0;
   const names = series.map((s) => shorten(s.name, 190));
   const room = narrow ? 12 : Math.max(...names.map((n) => widthOf(n, FONT, 600))) + 18;
-  const all = series.flatMap((s) => [...(s.lo || s.y), ...(s.hi || s.y)]);
-  const [low, high] = range(all), most = range(series.flatMap((s) => s.x), 0)[1];
+  const { baseline, light = [] } = panel;
+  const all = series.flatMap((s) => [...(s.lo || s.y), ...(s.hi || s.y)]).concat(light.flatMap((s) => s.y));
+  if (baseline) all.push(baseline.y);
+  const [low, high] = range(all), most = range(series.concat(light).flatMap((s) => s.x), 0)[1];
   const box = { left: 44, right: width - room, top: above + 26, bottom: height - 44 };
   const least = panel.x === "rounds" ? Math.min(...series.map((s) => s.x[0])) : 0;
   const x = { to: scale(least, most, box.left, box.right), ticks: ticks(least, most, (box.right - box.left) / 90).filter((t) => panel.x !== "rounds" || Number.isInteger(t)) };
   const y = { to: scale(low, high, box.bottom, box.top), ticks: ticks(low, high, (box.bottom - box.top) / 50) };
   frame(svg, box, x, y, panel, colours);
+  const drawPale = (xs, ys, more) => svg.append(node("path", { d: `M${xs.map((v, k) => `${x.to(v).toFixed(1)},${y.to(ys[k]).toFixed(1)}`).join("L")}`, fill: "none", stroke: colours.soft, "stroke-width": 1, ...more }));
+  for (const s of light) drawPale(s.x, s.y, { opacity: 0.3 });
+  if (panel.diagonal) {
+    const a = Math.max(least, low), b = Math.min(most, high);
+    if (a < b) drawPale([a, b], [a, b], { "stroke-dasharray": "1 4" });
+  }
+  if (baseline) {
+    drawPale([least, most], [baseline.y, baseline.y], { "stroke-dasharray": "1 4" });
+    const at = y.to(baseline.y);
+    svg.append(text(box.left + 4, at - 5 < box.top + 8 ? at + 14 : at - 5, `${baseline.name} ${show(baseline.y)}`, colours.soft));
+  }
   const ends = spreadLabels(series.map((s) => y.to(s.y.at(-1)) + 4), 15, box.top, box.bottom);
   series.forEach((s, i) => {
     const path = (ys) => s.x.map((v, k) => `${x.to(v).toFixed(1)},${y.to(ys[k]).toFixed(1)}`);
@@ -254,7 +267,7 @@ function strip(panel, width, colours, tip) {
   const to = scale(low, high, box.left + 8, box.right);
   for (const tick of ticks(low, high, (box.right - box.left) / 80)) {
     svg.append(node("line", { x1: to(tick), x2: to(tick), y1: 0, y2: box.bottom, stroke: colours.grid }));
-    svg.append(text(to(tick), box.bottom + 18, show(tick), colours.soft, { "text-anchor": "middle" }));
+    svg.append(text(to(tick), box.bottom + 18, show(tick, 12), colours.soft, { "text-anchor": "middle" }));
   }
   svg.append(text(box.right, box.bottom + 38, panel.x, colours.soft, { "text-anchor": "end" }));
   rows.forEach((row, i) => {
