@@ -126,6 +126,7 @@ FORMS = {
     "local": Form("local", without=["fedavg"]),
     "fedavg": Form("fedavg", without=["local"]),
     "norms at home": Form("fedavg", settings={"backbone": "res-gcn", "norms": "home"}),
+    "robust": Form("fedavg", settings={"robust": "median"}),
     "label inputs": Form("fedavg", settings={"label_inputs": 0.5}),
     "weights of edges": Form("fedavg", data=attributed),
     "directions of edges": Form(

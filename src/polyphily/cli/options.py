@@ -71,6 +71,7 @@ PANELS: dict[str, tuple[str, ...]] = {  # settings by heading of the help; other
     ),
     "Machine": ("engine", "device", "dtype", "precision", "threads", "memory"),
     "Privacy": ("dp", "secure_aggregation"),
+    "Robustness": ("robust", "attack", "attackers"),
 }
 DEFAULT_DATASET = "csbm"
 METHOD = "polyphony"  # of `run`, unless another is named

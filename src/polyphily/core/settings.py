@@ -85,6 +85,10 @@ class Settings:
         dp: differential privacy of each client's uploads, all rounds together: epsilon=8, with
             delta=1e-5 and clip=1.0 after commas where others are wanted.
         secure_aggregation: whether the server sees the sum of the uploads only, by SecAgg+.
+        robust: how the server averages if some clients may be hostile: median, trimmed-mean=0.2,
+            krum, geometric-median or clip=auto; "off" is the method's own mean.
+        attack: what hostile clients of a simulation do: scale=1e6, sign-flip, noise or labels.
+        attackers: which clients are hostile: a share, or names with commas.
     """
 
     rounds: int = 100
@@ -128,6 +132,9 @@ class Settings:
     loss: str = "cross-entropy"
     dp: str = OFF
     secure_aggregation: bool = False
+    robust: str = OFF
+    attack: str = OFF
+    attackers: str = "0.2"
 
     @property
     def private(self) -> bool:

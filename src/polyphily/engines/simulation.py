@@ -21,6 +21,7 @@ from polyphily.core.messages import Message, MessageError, State, Uploads, model
 from polyphily.core.method import Method
 from polyphily.core.optimizers import STEPS
 from polyphily.core.settings import Settings
+from polyphily.engines.attacks import Attack, Hostile, hostile_clients
 from polyphily.engines.backends import Direct
 from polyphily.engines.memory import Groups
 from polyphily.engines.placement import OneProcess, Placement
@@ -91,9 +92,18 @@ class Simulation:
         self.in_place = self.device.type == "cuda"
         first, members = federations[0], self.placement.members
         here = [(s, f, k) for s, f in enumerate(federations) for k in members[s]]
+        attack = Attack.parse(self.settings.attack)
+        hostile = frozenset(
+            (f.seed, k) for f in federations for k in hostile_clients(f, self.settings)
+        )
         self.cohort = cohort or cohort_of(
             self.settings,
-            [f.clients[k] for _, f, k in here],
+            [
+                attack.on_graph(f.clients[k], len(f.classes))
+                if attack is not None and (f.seed, k) in hostile
+                else f.clients[k]
+                for _, f, k in here
+            ],
             [(f.seed, k) for _, f, k in here],
             len(first.classes),
             federations=[s for s, _, _ in here],
@@ -111,6 +121,7 @@ class Simulation:
             self.settings,
             population=len(first.clients),
             rates=rates,
+            tamper=None if attack is None else Hostile(attack, hostile),
         )
         self.servers = [
             Server(method, network, self.settings, len(f.clients), f.seed)

@@ -254,6 +254,7 @@ class Deployment:
         from polyphily.flower.plan import check_for_flower
         from polyphily.privacy.differential import check_privacy
         from polyphily.runtime.network import complete
+        from polyphily.runtime.robust import check_robust
 
         entries = {**self.config(), **settings}
         asked = {k: v for k, v in entries.items() if k in names()}
@@ -265,7 +266,7 @@ class Deployment:
         check_wishes(entries.get("normalize"), entries.get("encoding"), private=example.private)
         policy = {name: entries[name] for name in POLICY if name in entries}
         policy.setdefault("min_sites", len(self.sites))
-        make_policy(policy, len(self.sites))
+        check_robust(instance, example, make_policy(policy, len(self.sites)).min_sites)
         request = {
             "method": instance.name,
             "hyperparameters": dataclasses.asdict(instance),

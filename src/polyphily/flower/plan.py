@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polyphily.core.budget import OFF
 from polyphily.core.method import Method, create
 from polyphily.core.settings import Settings, from_mapping
 from polyphily.errors import UserError
@@ -214,6 +215,7 @@ def check_for_flower(settings: Settings) -> None:
         ("failures", 0.0, "sites fail by themselves"),
         ("patience", 0, "a run ends after its rounds"),
         ("evaluate_every", 1, "every answer carries its scores"),
+        ("attack", OFF, "sites are what they are"),
     ):
         if getattr(settings, name) != default:
             flag = name.replace("_", "-")

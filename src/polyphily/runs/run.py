@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from polyphily.core import settings as knobs
+from polyphily.core.budget import OFF
 from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, with_prefix
@@ -23,6 +24,7 @@ from polyphily.core.method import FORMS, METHODS, VIEWS, Method, create
 from polyphily.core.metrics import SPLITS, Evaluator, check_metric, describe, positive_index
 from polyphily.core.sampling import check_sampling
 from polyphily.core.settings import Settings
+from polyphily.engines.attacks import hostile_clients
 from polyphily.engines.placement import ManyProcesses
 from polyphily.engines.replay import Replay
 from polyphily.engines.simulation import UPLOADS, RoundReport, Simulation
@@ -52,6 +54,7 @@ from polyphily.runs.summary import RunFacts, record_of, stage_of, summarise
 from polyphily.runtime.edges import edge_notes
 from polyphily.runtime.machine import check_device, matmul_precision, threads
 from polyphily.runtime.network import complete
+from polyphily.runtime.robust import check_robust
 from polyphily.runtime.tracker import Tracker, make_tracker
 
 Progress = Callable[[dict[str, Any]], None]
@@ -217,6 +220,7 @@ class Execution:
         check_device(settings.device)
         check_privacy(method, settings, min(len(f) for f in federations))
         _check_encodings(federations, settings)
+        check_robust(method, settings, min(_fewest_answers(f, settings) for f in federations))
         check_sampling(method, settings)
         if team is not None and settings.engine == "flower":
             raise UserError("engine 'flower' starts processes of its own: run it without torchrun")
@@ -651,12 +655,24 @@ class Execution:
             more={
                 **({"ranks": self.team.size} if self.team else {}),
                 **(self.folder.tuning_facts() if self.folder else {}),
+                **self._hostile(),
             },
             remarks=self.remarks(),
             baselines=self.baselines(),
             decisions=[found.summary() for found in self.assessments],
         )
         return summarise(facts, self.tracker, self.reports, self.simulation.round)
+
+    def _hostile(self) -> dict[str, Any]:
+        """Return the names of hostile clients in a simulated attack, by seed."""
+        if self.settings.attack == OFF:
+            return {}
+        return {
+            "hostile": {
+                str(f.seed): [f.clients[k].name for k in hostile_clients(f, self.settings)]
+                for f in self.federations
+            }
+        }
 
     def _privacy(self) -> dict[str, Any]:
         """Return what was promised and what was spent, where anything was asked for."""
@@ -683,6 +699,12 @@ def _check_encodings(federations: Sequence[Federation], settings: Settings) -> N
             "the columns are encoded by statistics of all clients, which differential privacy and "
             "secure aggregation are to protect: load the data with encoding 'home'"
         )
+
+
+def _fewest_answers(federation: Federation, settings: Settings) -> int:
+    """Return how many clients of a federation answer in a round at least."""
+    asked = max(1, round(settings.participation * len(federation)))
+    return asked - round(settings.failures * asked)
 
 
 def _check_together(federations: Sequence[Federation], *, repeated: bool) -> None:

@@ -5,8 +5,9 @@ A simulation and a Flower site both drive it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
 from polyphily.privacy.differential import Guard, guard_of
 from polyphily.runtime.network import optimizer_of
+
+Tamper: TypeAlias = Callable[[Message, Message, Cohort, Draws], Message]
+"""Changes what hostile clients of a cohort upload, given what they received and draws."""
 
 
 def cohort_of(
@@ -106,6 +110,7 @@ class Clients:
         epochs: the fewest and the most steps they take in a round.
         guard: clips and noises what is uploaded, under differential privacy.
         objective: the weights of train nodes in the loss.
+        tamper: changes what hostile clients upload, in simulations of an attack.
     """
 
     method: Method
@@ -115,6 +120,7 @@ class Clients:
     epochs: tuple[int, int]
     guard: Guard | None = None
     objective: Objective = field(default_factory=Objective)
+    tamper: Tamper | None = None
 
     @classmethod
     def create(
@@ -127,6 +133,7 @@ class Clients:
         population: int,
         rates: Sequence[tuple[float, float]] | None = None,
         noise: Draws | None = None,
+        tamper: Tamper | None = None,
     ) -> Clients:
         """Set clients up as the settings of a run ask for it.
 
@@ -138,6 +145,7 @@ class Clients:
             population: the number of clients in the federation.
             rates: (learning rate, weight decay) of each federation, in place of the settings'.
             noise: where the noise of differential privacy comes from; None: the seed.
+            tamper: changes what hostile clients upload.
         """
         return cls(
             method,
@@ -147,6 +155,7 @@ class Clients:
             settings.epoch_range(),
             guard_of(settings, method.uploads(sizes_of(method, network, population)), noise),
             Objective.of(settings),
+            tamper,
         )
 
     def __len__(self) -> int:
@@ -235,6 +244,9 @@ class Clients:
             if self.guard is not None:
                 assert local.draws is not None
                 upload = self.guard(upload, received, local.draws)
+            if self.tamper is not None:
+                assert local.draws is not None
+                upload = self.tamper(upload, received, cohort, local.draws)
             changed = {name: value.detach() for name, value in method.update_memory(local).items()}
         if extra := sorted(changed.keys() - memory.keys()):
             raise MethodError(

@@ -18,6 +18,7 @@ from polyphily.core.method import Method, sizes_of
 from polyphily.core.settings import Settings
 from polyphily.graphs.random import generator
 from polyphily.nn.backbones import Backbone
+from polyphily.runtime.robust import Defence
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Server:
         self.one_model = method.evaluated == "global" and everything and not (mixes or recalls)
         """True if the federation has a single model: clients keep no parameter to themselves and
         nothing that predictions need, and the server does not mix models for each of them."""
+        self.defence = Defence.parse(settings.robust)
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._contracts: dict[tuple[bool, ...], Contract] = {}
 
@@ -120,6 +122,8 @@ class Server:
         """
         with torch.no_grad():
             chosen = self.draws(round_index) if draws is None else draws
+            if self.defence is not None:
+                uploads = self.defence(uploads, self.declared_uploads, round_index + 1)
             return self.method.aggregate(self.state, replace(uploads, network=self.network), chosen)
 
     # What follows from the declarations ------------------------------------------------------
