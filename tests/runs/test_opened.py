@@ -152,3 +152,8 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     assert run.history.empty
     with pytest.raises(UserError, match=re.escape("there is no model: has the run ended?")):
         run.model()
+
+
+def test_history_has_scores_without_a_folder() -> None:
+    result = polyphily.run("fedavg", polyphily.load("csbm:nodes=60", clients=2), rounds=2)
+    assert result.history["received/test/accuracy"].notna().all()

@@ -161,7 +161,11 @@ def run(
     execution = Execution(method, federations, settings, Path(out) if out else None)
     if execution.folder:
         execution.folder.create(execution.config(), federations)
-    return execution.go(progress)
+    return execution.go(progress or _ignore)  # so that `history` has the scores
+
+
+def _ignore(record: dict[str, Any]) -> None:
+    """Do nothing with the record of a round."""
 
 
 def check_names(method: str, hyperparameters: Iterable[str]) -> None:
