@@ -158,7 +158,7 @@ FORMS = {
     ),
     "polyphony": Form(
         "polyphony",
-        {"audition": 2},
+        {"mixing": "own", "audition": 2, "fewest": 0},
         [{"labels": "none"}, {"private": "none"}, {"renditions": "shared"}, {"mixing": "even"}],
         stages=("audition", "audition", "concert"),
     ),

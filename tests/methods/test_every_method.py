@@ -30,6 +30,8 @@ def forms() -> dict[str, MethodCase]:
         found[name] = replace(found[name], permutes=False)
     # Own renditions and the mix are set, not trained.
     found["polyphony"] = replace(found["polyphony"], untrained=("own.", "mix"))
+    audition = {"mixing": "own", "audition": 2, "fewest": 0, "held": 0.2}
+    found["polyphony, audition"] = replace(found["polyphony"], method=create("polyphony", audition))
     found["fediih, code"] = MethodCase(create("fediih", {"code": True}))
     # Its heads train in the local stage; train nodes are halved by client number.
     found["adafgl"] = replace(found["adafgl"], permutes=False, untrained=("heads.", "adapted"))

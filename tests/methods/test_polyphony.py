@@ -21,14 +21,26 @@ from polyphily.engines.simulation import Simulation
 from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph, Masks
 from polyphily.graphs.loading import Federation
-from polyphily.methods.polyphony.audition import held_out, posterior, responsibilities
-from polyphily.methods.polyphony.method import PARTS, Polyphony
+from polyphily.methods.polyphony.audition import (
+    held_out,
+    posterior,
+    responsibilities,
+    sharpened,
+)
+from polyphily.methods.polyphony.method import AUDITION, PARTS, Polyphony
 from polyphily.methods.polyphony.voices import MIX
 from polyphily.nn.choir import mix
 from polyphily.nn.segments import Segments
 from polyphily.testing.examples import federation_of, with_clients
 
 CHOIR = {"backbone": "choir", "hidden": 8, "layers": 2}
+SMALL = {"mixing": "own", "fewest": 0, "held": 0.2}  # an audition, of small clients, too
+
+
+def polyphony(**options: Any) -> Polyphony:
+    method = create("polyphony", {**SMALL, **options})
+    assert isinstance(method, Polyphony)
+    return method
 
 
 def sing(
@@ -50,7 +62,7 @@ def test_a_mix_is_the_weighted_mean_of_probabilities() -> None:
 
 
 def test_predictions_are_the_mix_of_the_voices() -> None:
-    simulation = sing(create("polyphony"), 3)
+    simulation = sing(polyphony(), 3)
     view = simulation.received()
     weights = view.params[MIX]
     parts = [view.forward(), simulation.trained().forward()]  # as received, as trained
@@ -62,13 +74,39 @@ def test_predictions_are_the_mix_of_the_voices() -> None:
 
 
 def test_a_single_voice_without_labels_is_fedavg() -> None:
-    one = create("polyphony", {"voices": "gcn", "labels": "none", "renditions": "shared"})
+    one = polyphony(voices="gcn", labels="none", renditions="shared")
     found = sing(one, 3, dropout=0.3)
     plain = simulate(
         create("fedavg"), small_federation(), 3, hidden=8, layers=2, backbone="gcn", dropout=0.3
     )
     for name, value in plain.received().params.items():
         torch.testing.assert_close(found.received().params[f"voices.0.{name}"], value)
+
+
+def test_voices_are_even_before_anything_is_heard_and_own_renditions_have_their_share() -> None:
+    weights = sing(polyphony(own_share=0.4, voices="gcn,mlp"), 0).received().params[MIX]
+    torch.testing.assert_close(weights[0], weights.new_tensor([0.3, 0.3, 0.2, 0.2]))
+    alone = sing(polyphony(renditions="shared"), 0).received().params[MIX]
+    torch.testing.assert_close(alone[0], torch.full_like(alone[0], 1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [("most", (1, 2, 3)), ("all", (0, 1, 2, 3)), ("residual", (2,)), ("none", ())],
+)
+def test_which_voices_see_labels(labels: str, expected: tuple[int, ...]) -> None:
+    method = polyphony(voices="gpr-gnn,acm-gcn,res-gcn", solo="gcn", labels=labels)
+    assert method.labelled == expected
+    widths = {"gpr-gnn": "convs.0.", "acm-gcn": "convs.0.", "res-gcn": "input.", "gcn": "convs.0."}
+    network = sing(method, 0).network
+    plain = small_federation().clients[0].features.shape[1]
+    for v, name in enumerate(method.all_voices):
+        seen = {
+            p.shape[1]
+            for n, p in network.named_parameters()
+            if n.startswith(f"voices.{v}.{widths[name]}") and p.dim() == 3
+        }
+        assert (plain in seen) == (v not in expected), name
 
 
 # The audition ------------------------------------------------------------------------------------
@@ -121,23 +159,58 @@ def test_a_client_that_heard_nothing_sings_as_the_federation() -> None:
     assert posterior(torch.tensor([[9.0, 1.0]]), prior, 1e-9)[0, 0] == pytest.approx(0.9)
 
 
+def test_a_sharper_mix_against_plain_numbers() -> None:
+    even = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    weights = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
+    expected = torch.tensor([[0.5 * 1.2**2, 0.3, 0.2 * 0.5**2]], dtype=torch.float64)
+    found = sharpened(weights, even, 2.0)
+    torch.testing.assert_close(found, expected / expected.sum())
+    torch.testing.assert_close(sharpened(weights, even, 1.0), weights)
+    torch.testing.assert_close(sharpened(even.unsqueeze(0), even, 3.0), even.unsqueeze(0))
+    none = torch.tensor([1.0, 0.0])
+    assert sharpened(none.unsqueeze(0), none, 2.0).isfinite().all(), "own_share=0"
+
+
 def test_held_out_nodes_are_a_share_and_stay_the_same() -> None:
-    simulation = sing(create("polyphony"), 1)
+    simulation = sing(polyphony(), 1)
     cohort = simulation.cohort
-    held, segments = held_out(cohort, 0.3)
+    held, segments = held_out(cohort, 0.3, 0)
     assert segments.sizes == tuple(round(0.3 * size) for size in cohort.train_segments.sizes)
-    again, _ = held_out(sing(create("polyphony"), 0).cohort, 0.3)
+    again, _ = held_out(sing(polyphony(), 0).cohort, 0.3, 0)
     assert torch.equal(held, again)
-    alone = sing(create("polyphony"), 0).cohort.take([1])
+    alone = sing(polyphony(), 0).cohort.take([1])
     start, stop = segments.pointers[1:3]
-    own = held_out(alone, 0.3)[0]
+    own = held_out(alone, 0.3, 0)[0]
     assert torch.equal(own + cohort.train_segments.pointers[1], held[start:stop])
+
+
+def test_clients_with_few_train_nodes_hold_none_out_and_mix_as_the_federation_does() -> None:
+    cohort = sing(polyphony(), 0).cohort
+    sizes = cohort.train_segments.sizes
+    fewest = max(sizes)
+    assert min(sizes) < fewest
+    _, segments = held_out(cohort, 0.3, fewest)
+    assert segments.sizes == tuple(round(0.3 * n) if n == fewest else 0 for n in sizes)
+    simulation = sing(polyphony(fewest=fewest), 3)
+    mixes, shared = simulation.received().params[MIX], simulation.servers[0].state[MIX]
+    before = sing(polyphony(fewest=fewest), 2).servers[0].state[MIX]  # that of the last round
+    federation = polyphony().sharpen(before.unsqueeze(0))[0]
+    for own, size in zip(mixes, sizes, strict=True):
+        assert torch.allclose(own, federation) == (size < fewest)
+    assert shared.std() > 0, "the federation has heard nothing"
+
+
+def test_without_a_large_client_the_mix_is_even() -> None:
+    found = sing(polyphony(fewest=1000), 3)
+    even = sing(polyphony(mixing="even"), 3)
+    for name, value in even.received().params.items():
+        torch.testing.assert_close(found.received().params[name], value)
 
 
 def relabelled(federation: Federation, among: str) -> Federation:
     """Give other labels to the held-out train nodes, or to the others."""
-    simulation = sing(create("polyphony"), 0, federation)
-    held, _ = held_out(simulation.cohort, 0.2)
+    simulation = sing(polyphony(), 0, federation)
+    held, _ = held_out(simulation.cohort, 0.2, 0)
     chosen = torch.zeros(len(simulation.cohort.train_nodes), dtype=torch.bool)
     chosen[held] = True
     nodes = simulation.cohort.train_nodes[chosen if among == "held" else ~chosen].numpy()
@@ -153,7 +226,7 @@ def relabelled(federation: Federation, among: str) -> Federation:
 
 @pytest.mark.parametrize("audition", [1, 5])
 def test_voices_do_not_learn_from_held_out_nodes_until_the_concert(audition: int) -> None:
-    method = create("polyphony", {"audition": audition, "together": 0.0, "voices": "gcn,res-gcn"})
+    method = polyphony(audition=audition, together=0.0, voices="gcn,res-gcn")
     federation = small_federation()
     first = sing(method, 2, federation).received().params
     second = sing(method, 2, relabelled(federation, "held")).received().params
@@ -165,17 +238,18 @@ def test_voices_do_not_learn_from_held_out_nodes_until_the_concert(audition: int
 
 
 def test_the_server_adds_up_what_clients_heard() -> None:
-    method = create("polyphony", {"decay": 0.5})
+    method = polyphony(decay=0.5)
     simulation = sing(method, 1)
     parts = simulation.memory[PARTS]  # (1 - decay) of what each client has heard
     torch.testing.assert_close(simulation.servers[0].state[PARTS], parts.sum(dim=0))
     shared = simulation.servers[0].state[MIX]
-    expected = (20 / 6 + parts.sum(dim=0)) / (20 + parts.sum())  # 20 nodes for an even mix
+    even = parts.new_tensor([0.25] * 3 + [0.25 / 3] * 3)  # own renditions: a quarter, all together
+    expected = (20 * even + parts.sum(dim=0)) / (20 + parts.sum())
     torch.testing.assert_close(shared, expected)
     before = parts.clone()
     simulation.advance()
     heard = (simulation.memory[PARTS] - 0.5 * before) / 0.5
-    _, segments = held_out(simulation.cohort, 0.2)
+    _, segments = held_out(simulation.cohort, 0.2, 0)
     torch.testing.assert_close(heard.sum(dim=1), segments.counts.to(heard))
 
 
@@ -195,7 +269,7 @@ def test_clients_prefer_the_voice_that_suits_them() -> None:
         masks = Masks(train, ~train, np.zeros(size, dtype=bool))
         return Graph.build(features.astype(np.float32), edges, labels, masks=masks)
 
-    method = create("polyphony", {"voices": "mlp,gcn", "trust": 5.0, "held": 0.3})
+    method = polyphony(voices="mlp,gcn", labels="none", trust=5.0, held=0.3)
     simulation = sing(method, 20, federation_of([graph(True), graph(False)]), lr=0.02)
     weights = simulation.received().params[MIX]
     perceptron = weights[:, 0] + weights[:, 2]  # as received, and as the client trained it
@@ -210,9 +284,7 @@ def test_clients_prefer_the_voice_that_suits_them() -> None:
 
 def test_the_loss_against_a_plain_computation() -> None:
     """In the concert, with all labels hidden: a sum of cross-entropies, and that of the mix."""
-    method = create(
-        "polyphony", {"hidden_share": 1.0, "audition": 1, "together": 0.7, "voices": "gcn,res-gcn"}
-    )
+    method = polyphony(hidden_share=1.0, audition=1, together=0.7, voices="gcn,res-gcn")
     simulation = sing(method, 2)
     cohort, clients = simulation.cohort, simulation.clients
     local = clients.received(
@@ -249,7 +321,7 @@ def replace_dropout(local: Any) -> Any:
 
 def test_labelled_voices_learn_from_hidden_nodes_only() -> None:
     """A voice that saw the labels it must predict would reach a loss of nearly zero at once."""
-    method = create("polyphony", {"voices": "res-gcn", "hidden_share": 0.5})
+    method = polyphony(voices="res-gcn", hidden_share=0.5)
     simulation = sing(method, 40, lr=0.03, dropout=0.0, input_dropout=0.0)
     view = simulation.received()
     cohort = simulation.cohort
@@ -265,7 +337,7 @@ def test_labelled_voices_learn_from_hidden_nodes_only() -> None:
 
 
 def test_norms_and_solo_voices_stay_at_home() -> None:
-    method = create("polyphony", {"solo": "gcn"})
+    method = polyphony(solo="gcn")
     simulation = sing(method, 2)
     params = simulation.received().params
     home = {n for n in params if not travels(method, simulation.network, n)}
@@ -278,13 +350,13 @@ def test_norms_and_solo_voices_stay_at_home() -> None:
         assert torch.equal(params[name][0], params[name][1]), name
     moved = [n for n in home if "weight" in n and not torch.equal(params[n][0], params[n][1])]
     assert {n.split(".")[0] for n in moved} == {"voices", "own"}
-    shared = sing(create("polyphony", {"private": "none"}), 2).received().params
+    shared = sing(polyphony(private="none"), 2).received().params
     voices = {n: t for n, t in shared.items() if n.startswith("voices.")}
     assert all(torch.equal(t[0], t[1]) for t in voices.values())
 
 
 def test_the_audition_is_heard_in_its_rounds_only() -> None:
-    method = create("polyphony", {"audition": 2})
+    method = polyphony(audition=2)
     simulation = sing(method, 1)
     server = simulation.servers[0]
     assert PARTS in server.upload_contract(1).shapes
@@ -297,13 +369,13 @@ def test_the_audition_is_heard_in_its_rounds_only() -> None:
 
 
 def test_sums_are_enough_for_the_server() -> None:
-    method = create("polyphony")
+    method = polyphony()
     simulation = sing(method, 0)
     assert method.reason_against_sums(sizes_of(method, simulation.network, 3)) is None
 
 
 def test_noise_cannot_make_a_weight_negative() -> None:
-    simulation = sing(create("polyphony"), 0, dp="epsilon=0.5")
+    simulation = sing(polyphony(), 0, dp="epsilon=0.5")
     for _ in range(3):
         simulation.advance()
     weights = simulation.servers[0].state[MIX]
@@ -316,6 +388,7 @@ def test_noise_cannot_make_a_weight_negative() -> None:
 FORMS = [
     {},
     {"mixing": "even"},
+    {"together": 1.0, "voices": "gpr-gnn,res-gcn"},
     {"mixing": "federation"},
     {"labels": "none"},
     {"voices": "gcn"},
@@ -326,31 +399,45 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_options_act_or_are_said_to_be_without_effect(form: dict[str, Any]) -> None:
-    method = create("polyphony", {"audition": 1, "held": 0.3, "voices": "gcn,res-gcn", **form})
-    assert isinstance(method, Polyphony)
+    method = polyphony(**{"audition": 1, "held": 0.3, "voices": "gcn,res-gcn", **form})
     idle = method.without_effect()
     for name in (
         "labels",
         "hidden_share",
         "private",
         "renditions",
+        "own_share",
         "together",
         "mixing",
         "audition",
         "held",
+        "fewest",
         "trust",
         "decay",
+        "sharpness",
     ):
         # In the first round a voice's renditions are one: its audition tells nothing.
-        longer = name in {"trust", "decay", "held", "mixing"} and method.audition
+        longer = name in {*AUDITION, "mixing"} - {"audition"} and method.audition
         tried = replace(method, audition=2) if longer else method
+        if name == "fewest":  # the largest client's train nodes: one more, and nobody is heard
+            sizes = [int(graph.masks.train.sum()) for graph in small_federation().clients]
+            tried = replace(tried, fewest=max(sizes))
         assert changes_predictions(tried, name) == (name not in idle), name
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"held": 0.95}, {"hidden_share": 1.5}, {"decay": 1.0}, {"trust": -1.0}, {"audition": -1}),
+        *(
+            {"held": 0.95},
+            {"hidden_share": 1.5},
+            {"decay": 1.0},
+            {"trust": -1.0},
+            {"audition": -1},
+            {"fewest": -1},
+            {"sharpness": -1.0},
+            {"own_share": 1.5},
+        ),
         *({"voices": ""}, {"voices": "nothing"}, {"voices": "choir"}),
         {"voices": "unifilter", "labels": "all"},
     ],
@@ -363,7 +450,7 @@ def test_mistakes_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_a_mix_of_many_clients_is_that_of_each_alone() -> None:
     """A client's part of a round depends on itself alone."""
-    method, federation = create("polyphony"), small_federation()
+    method, federation = polyphony(), small_federation()
     both = sing(method, 1, federation)
     alone = sing(method, 1, with_clients(federation, federation.clients[:1]))
     torch.testing.assert_close(both.memory[PARTS][:1], alone.memory[PARTS])

@@ -49,7 +49,7 @@ class Choir(Backbone):
 
     local_reach = False
     headless = True
-    defaults: ClassVar = {"all": {"layers": 3}}
+    defaults: ClassVar = {"all": {"layers": 5}}
 
     def __init__(
         self, shape: Shape, voices: Sequence[str] = VOICES, labelled: Sequence[int] = ()

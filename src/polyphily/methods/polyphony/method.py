@@ -1,4 +1,4 @@
-"""Polyphony: shared networks of different bias, mixed by every client for itself."""
+"""Polyphony: shared networks of different bias, and a mix of them at every client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from polyphily.core.cohort import Cohort
+from polyphily.core.cohort import Cohort, TrainingGraph
 from polyphily.core.labels import LabelsShown, draw_hidden, labelled_features
 from polyphily.core.local import Local
 from polyphily.core.messages import (
@@ -29,27 +29,37 @@ from polyphily.core.method import parameter, register
 from polyphily.core.search import Range
 from polyphily.errors import UserError
 from polyphily.methods.fedavg import FedAvg
-from polyphily.methods.polyphony.audition import STEPS, held_out, posterior, responsibilities
+from polyphily.methods.polyphony.audition import (
+    STEPS,
+    held_out,
+    posterior,
+    responsibilities,
+    sharpened,
+)
 from polyphily.methods.polyphony.voices import MIX, VOICES, Voices, renditions
-from polyphily.nn.backbones import BACKBONES, Backbone, Shape
+from polyphily.nn.backbones import BACKBONES, GPRGNN, Backbone, Shape
 from polyphily.nn.choir import Song, mix
 from polyphily.nn.draws import Draws
 from polyphily.nn.residual import Residual
+from polyphily.nn.segments import Segments
 
 PARTS, HEARD = "parts", "heard"
 EVEN, OWN, FEDERATION = "even", "own", "federation"  # of mixing
 BOTH = "both"  # of renditions
+ALL = "all"  # of labels
+AUDITION = ("audition", "held", "fewest", "trust", "decay", "sharpness")  # hyperparameters
 
 
 @register("polyphony", cite="Polyphily, docs/polyphony.md")
 @dataclass(frozen=True)
 class Polyphony(FedAvg):
-    """p_k(y) = sum_v w_kv p_v(y): shared voices v, weights w_k of client k's own.
+    """p_k(y) = sum_v w_kv p_v(y): shared voices v, and a mix w_k at client k.
 
     Voices are networks of different bias, averaged as in FedAvg; their normalisations stay at
-    home. Residual voices have the labels of train nodes among their inputs. Every step hides some
-    labels, which these voices predict. In the first rounds, the audition, each client holds some
-    train nodes out, on which it compares the voices.
+    home. Most have the labels of train nodes among their inputs. Every step hides some labels,
+    which these voices predict. All voices count the same, unless there is an audition (`mixing`):
+    in the first rounds clients with many train nodes hold some out, on which they compare the
+    voices. Small clients mix as the federation does then.
     """
 
     backbone: ClassVar[str | None] = "choir"
@@ -59,9 +69,9 @@ class Polyphony(FedAvg):
     )
     solo: str = parameter("", "backbones of voices that every client trains alone, with commas")
     labels: str = parameter(
-        "residual",
-        "which voices have train labels among their inputs",
-        choices=("residual", "all", "none"),
+        "most",
+        "which voices have train labels among their inputs: most are all but gpr-gnn",
+        choices=("most", ALL, "residual", "none"),
     )
     hidden_share: float = parameter(
         0.5, "share of train labels that each step hides from the voices that see labels"
@@ -70,9 +80,9 @@ class Polyphony(FedAvg):
         "norms", "what of shared voices stays at home", choices=("norms", "none")
     )
     together: float = parameter(
-        1.0,
+        0.0,
         "weight of the cross-entropy of the mix beside that of every voice",
-        search=Range(0.3, 3.0, log=True),
+        symbol="λ",
     )
     renditions: str = parameter(
         BOTH,
@@ -80,13 +90,23 @@ class Polyphony(FedAvg):
         "trained it last",
         choices=(BOTH, "shared"),
     )
-    mixing: str = parameter(
-        OWN,
-        "whose weights mix the voices: each client's own, one set for the federation, or even ones",
-        choices=(OWN, FEDERATION, EVEN),
+    own_share: float = parameter(
+        0.25,
+        "weight of all own renditions together in a mix that has heard nothing",
+        symbol="ρ",
+        search=Range(0.05, 0.5, log=True),
     )
-    audition: int = parameter(20, "rounds of the audition")
-    held: float = parameter(0.2, "share of train nodes held out in the audition")
+    mixing: str = parameter(
+        EVEN,
+        "whose weights mix the voices: those of a mix that has heard nothing, in which all voices "
+        "are even, or by an audition each client's own, or one set for the federation",
+        choices=(EVEN, OWN, FEDERATION),
+    )
+    audition: int = parameter(50, "rounds of the audition")
+    held: float = parameter(0.1, "share of train nodes held out in the audition")
+    fewest: int = parameter(
+        100, "train nodes that a client needs to hold some out; others mix as the federation does"
+    )
     trust: float = parameter(
         20.0,
         "held-out nodes that the federation's mix counts for at a client, and an even one at the "
@@ -97,16 +117,23 @@ class Polyphony(FedAvg):
         0.9, "how much of what was heard in earlier rounds is kept in the next"
     )
 
+    sharpness: float = parameter(
+        2.0,
+        "how many times what was heard counts in the weights of a mix; 1: the likeliest weights",
+        symbol="γ",
+    )
+
     def __post_init__(self) -> None:
         for name, low, high in (
-            *(("hidden_share", 0, 1), ("held", 0, 0.9), ("decay", 0, 0.999)),
+            *(("hidden_share", 0, 1), ("held", 0, 0.9), ("decay", 0, 0.999), ("own_share", 0, 1)),
             *(("together", 0, np.inf), ("trust", 1e-6, np.inf), ("audition", 0, np.inf)),
+            *(("fewest", 0, np.inf), ("sharpness", 0, 100)),
         ):
             if not low <= getattr(self, name) <= high:
                 upper = "" if high == np.inf else f" and at most {high:g}"
                 raise UserError(f"polyphony: '{name}' must be at least {low}{upper}")
         for name in (*self.shared_voices, *self.solo_voices):
-            if BACKBONES.find(name).keeps_features and self.labels == "all":
+            if BACKBONES.find(name).keeps_features and self.labels == ALL:
                 raise UserError(f"polyphony: labels=all: {name} computes from the features once")
             if BACKBONES.find(name).name == "choir":
                 raise UserError("polyphony: a choir is not a voice; name other backbones")
@@ -131,7 +158,8 @@ class Polyphony(FedAvg):
         return tuple(
             v
             for v, name in enumerate(self.all_voices)
-            if self.labels == "all"
+            if self.labels == ALL
+            or (self.labels == "most" and not issubclass(BACKBONES.find(name), GPRGNN))
             or (self.labels == "residual" and issubclass(BACKBONES.find(name), Residual))
         )
 
@@ -145,19 +173,37 @@ class Polyphony(FedAvg):
         """The number of voices that are mixed, in all their renditions."""
         return len(self.all_voices) * (2 if self.renditions == BOTH else 1)
 
+    @property
+    def even(self) -> tuple[float, ...]:
+        """The weights of all parts in a mix that has heard nothing: voices are even."""
+        voices = len(self.all_voices)
+        own = self.own_share if self.renditions == BOTH else 0.0
+        return (
+            *((1 - own) / voices,) * voices,
+            *(own / voices,) * (self.parts - voices),
+        )
+
+    def even_mix(self, like: Tensor) -> Tensor:
+        """Return `even` as a tensor `[V]`, made on the device of another one."""
+        voices = len(self.all_voices)
+        parts = (like.new_full((voices,), weight) for weight in self.even[::voices])
+        return torch.cat(list(parts))
+
     def without_effect(self) -> Mapping[str, str]:
         idle: dict[str, str] = {}
         single = "there is a single voice; name more in 'voices'"
         if len(self.all_voices) == 1:
             idle["together"] = single
         if self.parts == 1:
-            idle |= dict.fromkeys(("mixing", "audition", "held", "trust", "decay"), single)
+            idle |= dict.fromkeys(("mixing", *AUDITION), single)
         elif not self.listens:
             what = "mixing=own" if self.mixing == EVEN else "audition above 0"
-            names = ("audition", "held", "trust", "decay", *(["mixing"] * (self.mixing != EVEN)))
+            names = (*AUDITION, *(["mixing"] * (self.mixing != EVEN)))
             idle |= {n: f"there is no audition; set {what}" for n in names if n not in what}
         if not any(issubclass(BACKBONES.find(name), Residual) for name in self.shared_voices):
             idle["private"] = "no shared voice has normalisations; name a residual one"
+        if self.renditions != BOTH:
+            idle["own_share"] = "own renditions are not mixed; set renditions=both"
         if not self.labelled:
             idle["hidden_share"] = "no voice sees labels; set labels=all"
         return idle
@@ -178,7 +224,7 @@ class Polyphony(FedAvg):
                 self.all_voices,
                 self.labelled,
                 range(first, len(self.all_voices)),
-                renditions=self.renditions == BOTH,
+                self.even,
             )
 
     def needs_whole_graph(self) -> str | None:
@@ -225,15 +271,21 @@ class Polyphony(FedAvg):
         """Return what the client has heard so far: nothing."""
         return {PARTS: cohort.num_train.new_zeros(len(cohort), self.parts)} if self.listens else {}
 
+    def held_out(self, cohort: TrainingGraph) -> tuple[Tensor, Segments]:
+        """Return the train nodes that are held out in the audition."""
+        return held_out(cohort, self.held, self.fewest)
+
     def prepare_round(self, local: Local) -> Message:
         """Compute the weights of this round's mix; in the audition, from the held-out nodes."""
         weights = local.params[MIX].detach().clone()
         if not local.phase:
             return {MIX: weights}
         cohort, prior = local.cohort, local.received[MIX]
-        held, segments = held_out(cohort, self.held)
+        held, segments = self.held_out(cohort)
         heard = local.memory[PARTS]
         weights = posterior(heard, prior, self.trust) if self.mixing == OWN else prior
+        if not any(segments.sizes):
+            return {MIX: self.sharpen(weights), HEARD: heard, PARTS: torch.zeros_like(heard)}
         visible = torch.ones_like(cohort.train_labels, dtype=torch.bool).index_fill(0, held, False)
         with torch.no_grad():
             said = self.sing(local, visible).voices[:, cohort.train_nodes[held]]
@@ -243,7 +295,11 @@ class Polyphony(FedAvg):
             heard = self.decay * heard + (1 - self.decay) * parts
             if self.mixing == OWN:
                 weights = posterior(heard, prior, self.trust)
-        return {MIX: weights, HEARD: heard, PARTS: parts}
+        return {MIX: self.sharpen(weights), HEARD: heard, PARTS: parts}
+
+    def sharpen(self, weights: Tensor) -> Tensor:
+        """Return the weights of a mix from those that EM found, `[K, V]`."""
+        return sharpened(weights, self.even_mix(weights), self.sharpness)
 
     def sing(self, local: Local, visible: Tensor, draws: Draws | None = None) -> Song:
         """Return what the parts say where some train nodes show their labels."""
@@ -258,7 +314,7 @@ class Polyphony(FedAvg):
         segments = cohort.train_segments
         used = cohort.num_train.new_ones(len(cohort.train_nodes))
         if local.phase:
-            used = used.index_fill(0, held_out(cohort, self.held)[0], 0)
+            used = used.index_fill(0, self.held_out(cohort)[0], 0)
         asked = used  # of the voices that see labels
         if self.labelled:
             drawn = draw_hidden(cohort, local.draws, self.hidden_share)
@@ -296,7 +352,7 @@ class Polyphony(FedAvg):
         state = super().init_server_state(shared, clients)
         if not self.listens:
             return state
-        even = next(iter(shared.values())).new_full((self.parts,), 1 / self.parts)
+        even = self.even_mix(next(iter(shared.values())))
         return {**state, PARTS: torch.zeros_like(even), MIX: even}
 
     def aggregate(self, state: State, uploads: Uploads, rng: np.random.Generator) -> State:
@@ -305,7 +361,7 @@ class Polyphony(FedAvg):
             return after
         heard = uploads[PARTS].sum(dim=0).clamp(min=0)  # noise may have made it negative
         parts = (self.decay * state[PARTS] + (1 - self.decay) * heard).unsqueeze(0)
-        even = torch.full_like(parts, 1 / self.parts)
+        even = self.even_mix(parts).unsqueeze(0)
         return {**after, PARTS: parts[0], MIX: posterior(parts, even, self.trust)[0]}
 
     def download(self, state: State, clients: Sequence[int]) -> Message:

@@ -30,7 +30,7 @@ class Voices(Choir):
         voices: the backbones of the voices.
         labelled: the numbers of the voices that have labels among their inputs.
         at_home: the numbers of the voices that stay with their client.
-        renditions: whether clients keep versions of their own.
+        weights: of all parts at first: of the voices, then of the renditions, if clients keep any.
     """
 
     def __init__(
@@ -39,14 +39,12 @@ class Voices(Choir):
         voices: Sequence[str],
         labelled: Sequence[int],
         at_home: Sequence[int],
-        *,
-        renditions: bool,
+        weights: Sequence[float],
     ) -> None:
         super().__init__(shape, voices, labelled)
         self.at_home = frozenset(at_home)
-        self.own = deepcopy(self.voices) if renditions else nn.ModuleList()
-        parts = len(self.voices) + len(self.own)
-        self.mix = nn.Parameter(torch.full((1, parts), 1 / parts))
+        self.own = deepcopy(self.voices) if len(weights) > len(voices) else nn.ModuleList()
+        self.mix = nn.Parameter(torch.tensor([weights], dtype=torch.get_default_dtype()))
 
     def describe(self) -> str:
         return f"choir of {', '.join(self.names)}"
