@@ -107,10 +107,10 @@ def test_budgets_are_read_as_written() -> None:
         ("epsilon=nan", "positive"),
         ("epsilon=1,delta=1", "between 0 and 1"),
         ("epsilon=1,clip=-1", "positive"),
-        ("epsilon", "not a number"),
+        ("epsilon", "not name=value"),
         ("delta=1e-5", "epsilon=8"),
         ("eps=8", "did you mean 'epsilon'"),
-        ("", "unknown part"),
+        ("", "not name=value"),
     ],
 )
 def test_budgets_that_cannot_be_are_refused(text: str, words: str) -> None:

@@ -28,6 +28,8 @@ EVERYTHING = {
     "collaboration",
     "confusion",
     "traffic",
+    "precision-recall",
+    "reliability",
 }
 
 

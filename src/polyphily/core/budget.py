@@ -40,7 +40,9 @@ class Budget:
         for item in text.split(","):
             name, sign, value = (part.strip() for part in item.partition("="))
             if not sign:
-                raise UserError(f"dp: '{item}' has no name: write epsilon=8,delta=1e-5,clip=1.0")
+                raise UserError(
+                    f"dp: '{item}' is not name=value, as in epsilon=8,delta=1e-5,clip=1.0"
+                )
             if name not in known:
                 raise unknown("part of dp", name, known)
             try:
