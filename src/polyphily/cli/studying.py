@@ -14,6 +14,7 @@ from rich.console import Console
 
 from polyphily import studies
 from polyphily.cli import completion, options
+from polyphily.cli.markdown import show_page
 from polyphily.errors import UserError
 
 LEADERBOARD = "leaderboard"
@@ -126,7 +127,7 @@ def study(
     if write:
         _save(write[0], text)
     else:
-        typer.echo(text)
+        show_page(text)
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, 
     for file in write:
         _save(file, text + "\n")
     if not write:
-        typer.echo(text)
+        show_page(text)
 
 
 def _leaderboard(
@@ -236,7 +237,7 @@ def _leaderboard(
     for file in write:
         _save(file, shown.text(file.suffix.lower()))
     if not write:
-        typer.echo(shown.markdown())
+        show_page(shown.markdown())
 
 
 def _save(file: Path, text: str) -> None:
