@@ -185,7 +185,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 class Said:
-    """What all parts say in a file, `[rates, rounds, parts, nodes, classes]`."""
+    """Return what all parts say in a file, `[rates, rounds, parts, nodes, classes]`."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as file:

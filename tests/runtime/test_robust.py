@@ -93,11 +93,33 @@ def test_clipping_bounds_every_upload_and_its_count() -> None:
     declared = (statistic("s", (1,), Mean("n")), count("n", (), Sum()))
     tensors = {
         "s": torch.tensor([[1.0], [2.0], [3.0], [-1e9], [1e9]]),
-        "n": torch.tensor([5.0, 6.0, 7.0, 1e12, -3.0]),
+        "n": torch.tensor([5.0, 6.0, 7.0, 1e12, 4.0]),
     }
     seen = Defence("clip")(Uploads(tuple(range(5)), tensors), declared, 1)
     assert seen["s"].view(-1).tolist() == pytest.approx([1, 2, 3, 1, 3])
-    assert seen["n"].tolist() == [5, 6, 7, 60, 0]
+    assert seen["n"].tolist() == [5, 6, 7, 60, 4]
+
+
+def test_a_client_that_claims_to_have_less_than_nothing_is_not_heard() -> None:
+    declared = (statistic("s", (1,), Mean("n")), count("n", (), Sum()))
+    tensors = {
+        "s": torch.tensor([[1.0], [2.0], [3.0], [1e9]]),
+        "n": torch.tensor([5.0, 6.0, 7.0, -3.0]),
+    }
+    seen = Defence("clip")(Uploads(tuple(range(4)), tensors), declared, 1)
+    assert seen["s"].view(-1).tolist() == pytest.approx([1, 2, 3, 2])  # the median of the others
+    assert seen["n"].tolist() == [5, 6, 7, 0]
+
+
+def test_clipping_keeps_counts_of_classes_that_few_clients_have() -> None:
+    declared = (statistic("s", (2, 1), Mean("n")), count("n", (2,), Sum()))
+    tensors = {
+        "s": torch.tensor([[[1.0], [0.0]], [[2.0], [0.0]], [[3.0], [8.0]]]),
+        "n": torch.tensor([[5.0, 0.0], [6.0, 0.0], [7.0, 4.0]]),
+    }
+    seen = Defence("clip")(Uploads((0, 1, 2), tensors), declared, 1)
+    assert torch.equal(seen["n"], tensors["n"])
+    assert seen["s"][2, 1].item() == 8.0  # the only client that has the class
 
 
 def test_too_few_answers_end_the_run() -> None:
@@ -180,15 +202,15 @@ def test_stacked_equals_sequential(defence: str) -> None:
 
 
 def test_what_cannot_be_combined_is_refused() -> None:
-    with pytest.raises(UserError, match=r"cannot take --robust median.*clip=auto is possible"):
-        polyphily.run("fedspa", five(), rounds=1, robust="median")
+    for defence in DEFENCES:
+        with pytest.raises(UserError, match="fedgnn cannot take --robust: "):
+            polyphily.run("fedgnn", five(), rounds=1, robust=defence, expand=True)
     with pytest.raises(UserError, match="needs at least 3 answers in a round, here are 2"):
         polyphily.run(
             "fedavg", polyphily.load("csbm:nodes=60", clients=2), rounds=1, robust="median"
         )
     with pytest.raises(UserError, match="secure-aggregation: the server sees no single upload"):
         polyphily.run("fedavg", five(), rounds=1, robust="median", secure_aggregation=True)
-    assert polyphily.run("fedspa", five(), rounds=1, robust="clip=auto").summary
 
 
 def test_hostile_clients_by_share_and_by_name() -> None:

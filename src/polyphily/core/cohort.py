@@ -418,7 +418,7 @@ class Cohort:
 
     @cached_property
     def reading(self) -> Reading:
-        """How the operators read the edges."""
+        """The way in which the operators read the edges."""
         direction = BOTH if self.direction == SEPARATE else self.direction
         return Reading(direction, self.edge_weights)
 
@@ -435,7 +435,7 @@ class Cohort:
 
     @cached_property
     def relation_readings(self) -> tuple[Reading, ...]:
-        """How the edges of each of `relations` are read."""
+        """The way in which the edges of each of `relations` are read."""
         directions = (INWARD, OUTWARD) if self.direction == SEPARATE else (self.direction,)
         names = self.relation_names or (None,)
         return tuple(Reading(d, self.edge_weights, name) for d in directions for name in names)

@@ -16,7 +16,7 @@ LARGEST = 100.0  # ratio of a class's weight to the mean weight of the client's 
 
 @dataclass(frozen=True)
 class Objective:
-    """How the cross-entropies of train nodes are weighted in the loss.
+    """The weights of train nodes in the loss: by class, and by how hard a node is.
 
     Attributes:
         balanced: whether each class of a client has the same weight in sum.

@@ -26,7 +26,7 @@ USUAL = {SCALE: 1e6, FLIP: 1.0, NOISE: 10.0, LABELS: 1.0}
 
 @dataclass(frozen=True)
 class Attack:
-    """What hostile clients do.
+    """An attack of hostile clients.
 
     With u an upload and r what was received under the same name (zero if nothing was):
 

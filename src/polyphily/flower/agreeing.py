@@ -1,4 +1,4 @@
-"""How the sites of a run agree on an encoding: from statistics of their train nodes, or without."""
+"""Agreement of the sites of a run on an encoding: by statistics of train nodes, or without."""
 
 from __future__ import annotations
 

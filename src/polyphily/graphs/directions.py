@@ -4,4 +4,4 @@ from __future__ import annotations
 
 BOTH, INWARD, OUTWARD, SEPARATE = "both", "in", "out", "separate"
 DIRECTIONS = (BOTH, INWARD, OUTWARD, SEPARATE)
-"""How a network reads the direction of edges (`docs/edges.md`)."""
+"""The ways in which a network reads the direction of edges (`docs/edges.md`)."""

@@ -1,9 +1,9 @@
 """Robust aggregation: means over clients that a few hostile clients cannot move far.
 
-It works on what methods declare. Where the server needs only means and sums, it is given one row
-of robust means in place of the clients' uploads, as after secure aggregation, so that no upload
-reaches it in another way. Every client counts the same, because the weight of a client is its own
-claim. `clip` leaves the uploads apart and bounds each, so that it suits every method.
+It works on what methods declare, for those whose server needs only means and sums. The server is
+given one row of robust means in place of the clients' uploads, as after secure aggregation, so that
+no upload reaches it in another way. Every client counts the same, because the weight of a client is
+its own claim. `clip` leaves the uploads apart and bounds each of them and its weight.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ MEDIAN, TRIMMED, KRUM, GEOMETRIC, CLIP = KINDS = (
     "clip",
 )
 AUTO = "auto"
+COMPARED = (Role.MODEL, Role.STATISTIC)  # what clients are compared by
 STEPS = 20  # of Weiszfeld's algorithm
 COUNTS = 10.0  # with `clip`: a client counts at most as much as so many median clients
 
@@ -106,13 +107,11 @@ class Defence:
                 f"{self.fewest} to tell hostile clients from the others"
             )
         entries = [entry for entry in declared if number in entry.rounds]
-        names = {n for entry in entries for n in entry.shapes}
-        if not names:
+        if not entries:
             return uploads
-        rows = _compared(uploads, entries)
         if self.kind == CLIP:
-            return _clipped(uploads, entries, rows, self.value)
-        weights = None
+            return _clipped(uploads, entries, self.value)
+        rows, weights = _compared(uploads, entries), None
         if self.kind == KRUM and rows.shape[1]:
             weights = krum_weights(rows, int(self.value or (answers - 3) // 2))
         elif self.kind == GEOMETRIC and rows.shape[1]:
@@ -196,26 +195,33 @@ def geometric_median_weights(rows: Tensor, steps: int = STEPS) -> Tensor:
     return weights
 
 
-def _clipped(
-    uploads: Uploads, entries: Sequence[Declared], rows: Tensor, limit: float | None
-) -> Uploads:
-    """Return uploads of which none is further from the median of all than the median client."""
-    if not rows.shape[1]:
-        return uploads
-    centre = trimmed_mean(rows)
-    distance = (rows - centre).norm(dim=1)
-    bound = distance.median() if limit is None else limit
-    scale = (bound / distance.clamp(min=1e-30)).clamp(max=1)
-    found: Message = {}
+def _clipped(uploads: Uploads, entries: Sequence[Declared], limit: float | None) -> Uploads:
+    """Return uploads of which none is further from the median of all than the median client.
+
+    A client counts at most as much as ten median clients.
+    """
+    found = dict(uploads.tensors)
+    parts: dict[str, tuple[Tensor, Tensor]] = {}  # median, and difference of each client to it
     for entry in entries:
         for name in entry.shapes:
             tensor = uploads[name].double()
-            middle = trimmed_mean(tensor)
-            if entry.role in (Role.COUNT, Role.PUBLIC):
-                moved = tensor.clamp(min=0).minimum(COUNTS * middle.clamp(min=0))
+            if entry.role in COMPARED:
+                valid = _valid(tensor, entry, uploads)
+                middle = trimmed_mean(tensor, valid)
+                parts[name] = middle, torch.where(valid, tensor - middle, 0.0)
             else:
-                moved = middle + scale.view(-1, *[1] * (tensor.dim() - 1)) * (tensor - middle)
-            found[name] = moved.to(uploads[name].dtype)
+                most = COUNTS * flat(tensor.clamp(min=0)).sum(dim=1).median()
+                found[name] = tensor.clamp(min=0).minimum(most).to(uploads[name].dtype)
+    if not parts:
+        return Uploads(uploads.clients, found)
+    squares = [flat(change).square().sum(dim=1) for _, change in parts.values()]
+    distance = torch.stack(squares).sum(dim=0).sqrt()
+    heard = torch.where(distance > 0, distance, math.nan)  # a client may have nothing to say
+    bound = heard.nanmedian().nan_to_num() if limit is None else limit
+    scale = (bound / distance.clamp(min=1e-30)).clamp(max=1)
+    for name, (middle, change) in parts.items():
+        moved = middle + scale.view(-1, *[1] * (change.dim() - 1)) * change
+        found[name] = moved.to(uploads[name].dtype)
     return Uploads(uploads.clients, found)
 
 
@@ -224,7 +230,7 @@ def _compared(uploads: Uploads, entries: Sequence[Declared]) -> Tensor:
     parts = [
         flat(uploads[name].double())
         for entry in entries
-        if entry.role in (Role.MODEL, Role.STATISTIC)
+        if entry.role in COMPARED
         for name in entry.shapes
     ]
     first = next(iter(uploads.tensors.values()))
@@ -272,8 +278,5 @@ def check_robust(method: Method, settings: Settings, answers: int) -> None:
             f"are {answers}"
         )
     reason = method.reason_against_sums(example_sizes(method, settings.backbone))
-    if reason and defence.kind != CLIP:
-        raise UserError(
-            f"{method.name} cannot take --robust {defence.kind}: {reason}. --robust {CLIP}={AUTO} "
-            "is possible"
-        )
+    if reason:
+        raise UserError(f"{method.name} cannot take --robust: {reason}")

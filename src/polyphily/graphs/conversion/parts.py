@@ -1,4 +1,4 @@
-"""What the conversions share: features, labels and splits of a user's graph, checked."""
+"""Checks that the conversions share, of features, labels and splits of a user's graph."""
 
 from __future__ import annotations
 
