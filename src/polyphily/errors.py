@@ -88,6 +88,13 @@ class TrainingError(PolyphilyError):
     """A run that failed although the request was valid."""
 
 
+class OutOfMemory(TrainingError):
+    """A run that needs more memory than there is now. With less beside it, it may succeed."""
+
+    def __init__(self, message: str = "there was not enough memory") -> None:
+        super().__init__(message)
+
+
 class MethodError(PolyphilyError, TypeError):
     """A method whose hooks do not keep to their contract; for the method's author."""
 

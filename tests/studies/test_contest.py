@@ -36,8 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(contest, "studies", lambda: {"fedspa": study})
     monkeypatch.setattr(contest, "contest", lambda: whole)
     run_cell(study, SHARED, tmp_path, report=lambda _: None)
-    for cell in whole.cells:
-        contest.run(cell, tmp_path, report=lambda _: None)
+    contest.run(whole.cells, tmp_path, report=lambda _: None)
     return tmp_path
 
 

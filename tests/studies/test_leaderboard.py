@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import polyphily
 from polyphily.core.method import METHODS, create, register
+from polyphily.errors import OutOfMemory
 from polyphily.methods.fedavg import FedAvg
+from polyphily.runs import searching
 from polyphily.studies import Cell
 from polyphily.studies.leaderboard import (
     TRAINED,
@@ -20,7 +23,7 @@ from polyphily.studies.leaderboard import (
     costs,
     file_of,
     leaderboard,
-    run_cell,
+    run_rows,
     standings,
 )
 from polyphily.studies.standings import Standings
@@ -40,8 +43,7 @@ def small(**changes: Any) -> Leaderboard:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Leaderboard, Path]:
     board, folder = small(), tmp_path_factory.mktemp("leaderboard")
-    for cell in board.cells:
-        run_cell(board, cell, board.entrants(["local", "fedavg", "fedspa"]), folder)
+    run_rows(board, board.cells, board.entrants(["local", "fedavg", "fedspa"]), folder)
     return board, folder
 
 
@@ -74,12 +76,12 @@ def test_finished_rows_are_not_repeated_and_changed_ones_are(
 ) -> None:
     board, folder = results
     row = board.entrants(["local"])
-    run_cell(board, board.cells[0], row, folder)
+    run_rows(board, board.cells[:1], row, folder)
     assert capsys.readouterr().out == ""
     other = replace(board, settings={**board.settings, "rounds": 1})
     assert "local" not in standings(other, row, folder)
     before = file_of(folder, board.cells[0]).read_text()
-    run_cell(other, board.cells[0], row, folder)
+    run_rows(other, board.cells[:1], row, folder)
     assert "local" in capsys.readouterr().out
     file_of(folder, board.cells[0]).write_text(before)
 
@@ -168,7 +170,7 @@ def test_a_plugin_is_added_by_name(tmp_path: Path) -> None:
             pass
 
         board = small(trials=1, backbones=("gcn",))
-        run_cell(board, board.cells[0], board.entrants(["mine"]), tmp_path)
+        run_rows(board, board.cells[:1], board.entrants(["mine"]), tmp_path)
         assert "mine" in standings(board, board.entrants(["mine"]), tmp_path)
 
 
@@ -177,8 +179,46 @@ def test_a_row_that_fails_is_reported_and_the_rest_goes_on(
 ) -> None:
     board = small(trials=1)
     cell = replace(board.cells[0], split="0.8,0,0.2:client")  # nothing to validate on
-    run_cell(board, cell, board.entrants(["local", "fedavg"]), tmp_path)
+    run_rows(board, [cell], board.entrants(["local", "fedavg"]), tmp_path)
     said = capsys.readouterr().out
     assert "local: " in said
     assert "fedavg: " in said
     assert not file_of(tmp_path, cell).exists()
+
+
+def test_a_row_whose_trial_lacked_memory_is_run_again_and_shown_nowhere(
+    results: tuple[Leaderboard, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, cell, row = results[0], results[0].cells[0], results[0].entrants(["local"])
+    said: list[str] = []
+    train = searching._Study._train
+
+    def scarce(study: Any, number: int, *rest: Any) -> Any:
+        if "acm-gcn" in str(study.settings):
+            raise torch.OutOfMemoryError
+        return train(study, number, *rest)
+
+    monkeypatch.setattr(searching._Study, "_train", scarce)
+    run_rows(board, [cell], row, tmp_path, report=said.append)
+    assert "not enough memory; call the command again" in said[0]
+    assert not file_of(tmp_path, cell).exists()
+    monkeypatch.undo()
+    run_rows(board, [cell], row, tmp_path, report=said.append)
+    assert "local" in standings(board, row, tmp_path)
+    # A file of an earlier version may hold such a row.
+    found = json.loads(file_of(tmp_path, cell).read_text("utf-8"))
+    found["rows"]["local"]["trials"][1] |= {"rates": [], "failed": str(OutOfMemory())}
+    file_of(tmp_path, cell).write_text(json.dumps(found), encoding="utf-8")
+    assert "local" not in standings(board, row, tmp_path)
+    run_rows(board, [cell], row, tmp_path, report=said.append)
+    assert "local" in standings(board, row, tmp_path)
+
+
+def test_several_processes_find_the_same(results: tuple[Leaderboard, Path], tmp_path: Path) -> None:
+    board, folder = results
+    rows = board.entrants(["local", "fedavg"])
+    run_rows(board, board.cells[:1], rows, tmp_path, report=lambda _: None, processes=2)
+    assert standings(board, rows, tmp_path) == {
+        label: {title: score for title, score in cells.items() if title == board.cells[0].title}
+        for label, cells in standings(board, rows, folder).items()
+    }

@@ -196,7 +196,7 @@ def test_a_row_without_memory_does_not_end_the_others(
     monkeypatch.setattr(trials, "try_row", scarce)
     said: list[str] = []
     run_cell(small(), CELL, tmp_path, report=said.append)
-    assert sum("no memory left" in line for line in said) == 1
+    assert sum("not enough memory; call the command again" in line for line in said) == 1
     assert len(outcomes(small(), CELL, tmp_path, "received")) == 3
     monkeypatch.undo()
     run_cell(small(), CELL, tmp_path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyphily.cli import completion, options, ranks, training
+from polyphily.cli.jobs import Jobs, train_ahead
 from polyphily.cli.training import PAGE, AsJson, Config, Page, Set, Track, Tune
 from polyphily.errors import PolyphilyError, UserError
 
@@ -60,6 +61,7 @@ def compare(
     report: Page = True,
     track: Track = None,
     tune: Tune = None,
+    jobs: Jobs = 1,
     **values: Any,
 ) -> None:
     """Train several methods on the same federation, or on several, and print their scores.
@@ -79,7 +81,7 @@ def compare(
     wanted = TuneRequest.parse(tune) if tune else None
     names = method_names(methods or options.METHODS)
     cells = _cells(options.gather(None, values, set_ or [], config).data)
-    task = _Task(names, out, write or [], as_json, report, track or (), wanted)
+    task = _Task(names, out, write or [], as_json, report, track or (), wanted, jobs)
     if len(cells) == 1:
         values |= cells[0]
         task.one(options.gather(None, values, set_ or [], config))
@@ -153,6 +155,7 @@ class _Task:
         report: whether the report page is written.
         track: the trackers that rounds are logged to.
         tune: the search before every run.
+        jobs: how many runs train at once.
     """
 
     names: Sequence[str]
@@ -162,6 +165,7 @@ class _Task:
     report: bool
     track: Sequence[str] = ()
     tune: TuneRequest | None = None
+    jobs: int = 1
 
     def one(self, request: options.Request) -> None:
         """Run every method on one federation."""
@@ -200,9 +204,11 @@ class _Task:
                 (title, name): self._order(name, own[name], request.data, request)
                 for name in self.names
             }
+            places = {key: folder / key[1] for key in orders}
+            self._train_ahead(orders, places)
             board = comparing.run_board(
                 orders,
-                {key: folder / key[1] for key in orders},
+                places,
                 train,
                 loaded={title: federations},
                 tuner=training.tuner,
@@ -233,6 +239,7 @@ class _Task:
             terminal.err.print(text, style="dim", markup=False)
 
         places = {key: comparing.place(folder, key, len(cells)) for key in orders}
+        self._train_ahead(orders, places)
         board = comparing.run_board(
             orders,
             places,
@@ -244,6 +251,12 @@ class _Task:
         self._finish(board, folder, places, lambda: _print_several(board))
         if board.failures:
             raise typer.Exit(1)
+
+    def _train_ahead(
+        self, orders: Mapping[tuple[str, str], Order], places: Mapping[tuple[str, str], Path]
+    ) -> None:
+        own = {places[key]: order for key, order in orders.items()}
+        train_ahead(own, self.jobs, report=self.report, track=self.track)
 
     def _order(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from polyphily.cli import completion, options, sheets, training
+from polyphily.cli.jobs import Jobs, train_ahead
 from polyphily.core.settings import from_mapping
 from polyphily.errors import PolyphilyError, UserError, unknown
 from polyphily.papers import contents, pages, plan, report, tables
@@ -37,6 +38,7 @@ class Task:
         forms: the forms to run.
         given: hyperparameters of the paper's method that the user set.
         out: the folder of runs and files.
+        jobs: how many runs train at once.
     """
 
     paper: Paper
@@ -44,6 +46,7 @@ class Task:
     forms: tuple[str, ...]
     given: Mapping[str, Any]
     out: Path
+    jobs: int = 1
 
 
 def add_to(app: typer.Typer) -> None:
@@ -118,6 +121,7 @@ def reproduce(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Write the partition files of tables, and exit.")
     ] = False,
+    jobs: Jobs = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Run a paper's tables and figures again, beside what it printed.
@@ -155,11 +159,13 @@ def reproduce(
         plan.check_choice(source, [scores] if scores else [*source.tables.values()], choice)
     _check_device(device)
     given = options.gather(None, {}, set_ or [], None).hyperparameters
-    task = Task(source, choice, _forms(form), given, folder)
+    task = Task(source, choice, _forms(form), given, folder, jobs)
     plan.check_forms(source, task.forms, given)
     if prepare:
         _prepare(task, item, [scores] if scores else [*source.tables.values()])
     elif item and item.exhibit and not scores:
+        if jobs > 1:
+            raise UserError("--jobs is for tables of scores: leave it out for figures")
         _exhibit(task, item.exhibit, write or [], as_json)
     else:
         _scores(task, [scores] if scores else [*source.tables.values()], write or [], as_json)
@@ -214,6 +220,7 @@ def _run_lines(task: Task, table: Table, before: Sequence[Line]) -> Iterator[Lin
     from polyphily.papers import runner
 
     known = {r.key: r for line in before for r in line.results.values()}
+    _train_ahead(task, table, known)
     finished = runner.finished_runs(task.out)
 
     def run(job: plan.Job) -> Result:
@@ -225,6 +232,23 @@ def _run_lines(task: Task, table: Table, before: Sequence[Line]) -> Iterator[Lin
     for entry in plan.select(task.paper, table, task.choice):
         reason = plan.obstacle(task.paper, entry)
         yield Line(entry, skipped=reason) if reason else _run_line(task, table, entry, run)
+
+
+def _train_ahead(task: Task, table: Table, known: Collection[str]) -> None:
+    """With `--jobs`, train the runs of a table whose results are not known in several processes."""
+    from polyphily.papers import runner
+
+    finished = runner.finished_runs(task.out)
+    orders: dict[str, tuple[Path, plan.Job]] = {}
+    for entry in plan.select(task.paper, table, task.choice) if task.jobs > 1 else ():
+        if plan.obstacle(task.paper, entry) is not None:
+            continue
+        jobs = plan.jobs(task.paper, table, entry, task.choice, task.forms, task.given)
+        for job in jobs.values():
+            key = plan.key_of(job.request())
+            if key not in known and key not in finished:
+                orders.setdefault(key, (runner.folder_of(task.out, table.name, job), job))
+    train_ahead(dict(orders.values()), task.jobs, report=False)
 
 
 def _run_line(task: Task, table: Table, entry: Entry, run: Callable[[plan.Job], Result]) -> Line:

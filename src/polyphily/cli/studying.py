@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from polyphily import studies
 from polyphily.cli import completion, options
+from polyphily.cli.jobs import Jobs, display
 from polyphily.cli.markdown import show_page
 from polyphily.errors import UserError
 
@@ -79,6 +80,7 @@ def study(
     minutes: Annotated[
         float, typer.Option("--minutes", help="Start no row after this time.")
     ] = float("inf"),
+    jobs: Jobs = 1,
 ) -> None:
     """Run the studies behind docs/results.md: where a method helps, and by how much.
 
@@ -88,7 +90,7 @@ def study(
     trials. `polyphily study polyphony` compares Polyphony with the best of all rows in the cells of
     all studies.
     """
-    here = _Runs(out, device, partitions, _share(share), time.monotonic() + 60 * minutes)
+    here = _Runs(out, device, partitions, _share(share), time.monotonic() + 60 * minutes, jobs)
     if LEADERBOARD in (names or []):
         if len(names or []) > 1 or set_ or digest:
             raise UserError("study leaderboard: run it by itself, without --set and --digest")
@@ -140,6 +142,7 @@ class _Runs:
         partitions: the folder of partition files.
         share: which of how many parts of the cells, from 1.
         until: no row is started after this value of `time.monotonic()`.
+        jobs: how many rows run at once.
     """
 
     out: Path
@@ -147,24 +150,28 @@ class _Runs:
     partitions: Path | None
     share: tuple[int, int]
     until: float
+    jobs: int = 1
 
     def part(self, cells: Sequence[C]) -> Sequence[C]:
         """Return the part of the cells that is run here."""
         number, parts = self.share
         return cells[number - 1 :: parts]
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of `run_cell`; the device is checked."""
+    @contextmanager
+    def options(self) -> Iterator[dict[str, Any]]:
+        """Provide the options of `run_rows`, with a display; the device is checked."""
         from polyphily.runtime.machine import check_device
 
         check_device(self.device)
-        console = Console(stderr=True, highlight=False)
-        return {
-            "device": self.device,
-            "partitions": self.partitions,
-            "report": lambda line: console.print(f"[dim]{line}[/dim]", soft_wrap=True),
-            "until": self.until,
-        }
+        with display() as shown:
+            yield {
+                "device": self.device,
+                "partitions": self.partitions,
+                "report": shown.line,
+                "until": self.until,
+                "processes": self.jobs,
+                "watch": shown.watch,
+            }
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -177,9 +184,8 @@ def _share(text: str) -> tuple[int, int]:
 def _run(cells: Sequence[tuple[studies.Study, studies.Cell]], here: _Runs) -> None:
     from polyphily.studies import trials
 
-    how = here.options()
-    for s, cell in here.part(cells):
-        trials.run_cell(s, cell, here.out, **how)
+    with here.options() as how:
+        trials.run_rows(here.part(cells), here.out, **how)
 
 
 def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, run: bool) -> None:
@@ -196,9 +202,8 @@ def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, 
             typer.echo(f"{CONTEST} {cell.title}")
         return
     if run:
-        how = here.options()
-        for cell in here.part(cells):
-            contest.run(cell, here.out, **how)
+        with here.options() as how:
+            contest.run(here.part(cells), here.out, **how)
     text = contest.section(here.out) or "Polyphony has not run in any cell yet."
     for file in write:
         _save(file, text + "\n")
@@ -230,9 +235,8 @@ def _leaderboard(
             typer.echo(f"{LEADERBOARD} {cell.title}")
         return
     if run:
-        how = here.options()
-        for cell in here.part(cells):
-            boards.run_cell(board, cell, chosen, here.out, **how)
+        with here.options() as how:
+            boards.run_rows(board, here.part(cells), chosen, here.out, **how)
     shown = Standings(board, board.entrants(), here.out)
     for file in write:
         _save(file, shown.text(file.suffix.lower()))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyphily.cli import completion, options, training
+from polyphily.cli.jobs import Jobs, train_ahead
 from polyphily.cli.training import AsJson, Config, Page, Set, Track, Tune
 from polyphily.errors import TrainingError, UserError
 
@@ -50,6 +51,7 @@ def sweep(
     report: Page = True,
     track: Track = None,
     tune: Tune = None,
+    jobs: Jobs = 1,
     **values: Any,
 ) -> None:
     """Run methods over a grid of values, such as hyperparameters, numbers of clients or noise.
@@ -105,6 +107,8 @@ def sweep(
         for execution in training.train_together(group, track or (), report):
             pages.add(execution)
 
+    places = {folder / path: order for path, (_, order) in orders.items()}
+    train_ahead(places, jobs, report=report, track=track or ())
     _, failed = run_sweep(
         orders,
         folder,

@@ -18,13 +18,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from polyphily.core.cohort import Cohort
 from polyphily.core.method import METHODS, VIEWS, Method, check_effects, create
 from polyphily.core.search import Search
 from polyphily.core.settings import SEARCHED, Settings, from_mapping, names
-from polyphily.errors import Diverged, TrainingError, UserError
+from polyphily.errors import Diverged, OutOfMemory, TrainingError, UserError
 from polyphily.graphs.loading import Federation
 from polyphily.runs.folder import TUNING, RunFolder, clean, write_text
 from polyphily.runs.orders import RATES, TuneRequest
@@ -32,7 +30,7 @@ from polyphily.runs.run import Execution, Progress, check_names
 from polyphily.runs.sampler import Sampler
 from polyphily.runs.together import stacked
 from polyphily.runs.trials import RateScores, Searched, SearchTrial, Values
-from polyphily.runtime.machine import release_memory
+from polyphily.runtime.machine import is_out_of_memory, release_memory
 from polyphily.runtime.network import complete
 
 if TYPE_CHECKING:
@@ -321,7 +319,8 @@ class _Study:
             number = len(self.done)
             hyper, settings = self._split(sampler.ask())
             known = kept[number] if number < len(kept) else None
-            if known and (known.hyperparameters, known.settings) == (hyper, settings):
+            same = known and (known.hyperparameters, known.settings) == (hyper, settings)
+            if known and same and not known.lacked_memory:
                 trial = known
             else:
                 trial = self._try(number, hyper, settings, report)
@@ -332,7 +331,8 @@ class _Study:
             self.done.append(trial)
             sampler.tell(trial.score(self.view))
         if all(trial.failure for trial in self.done):
-            raise TrainingError(f"{self.method}: every trial failed: {self.done[0].failure}")
+            kind = OutOfMemory if any(t.lacked_memory for t in self.done) else TrainingError
+            raise kind(f"{self.method}: every trial failed: {self.done[0].failure}")
         return Searched(
             self.method,
             self.view,
@@ -372,9 +372,11 @@ class _Study:
             if number == 0 and isinstance(error, UserError):
                 raise  # the request itself is impossible
             return ended((), str(error))
-        except (torch.OutOfMemoryError, MemoryError):
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             self._cohort = None
-            return ended((), "there was not enough memory")
+            return ended((), str(OutOfMemory()))
         failed = all(pair.failure for pair in pairs)
         return ended(pairs, pairs[0].failure if failed else "")
 

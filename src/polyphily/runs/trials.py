@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyphily.core.search import Search
+from polyphily.errors import OutOfMemory
 
 Values = dict[str, Any]
 
@@ -54,6 +55,11 @@ class SearchTrial:
     rates: tuple[RateScores, ...] = ()
     seconds: float = 0.0
     failure: str = ""
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether the trial failed for lack of memory, which says nothing about its values."""
+        return self.failure == str(OutOfMemory())
 
     @property
     def values(self) -> Values:

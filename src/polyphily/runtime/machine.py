@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyphily.errors import UserError, unknown
+from polyphily.errors import OutOfMemory, UserError, unknown
 
 DEVICES = ("cpu", "cuda")
 
@@ -61,6 +61,15 @@ def free_memory(device: torch.device) -> int:
         return 1024 * int(free)
     except (OSError, ValueError):
         return sys.maxsize
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is no memory left, on a device or the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
+        return True
+    # CUDA and its libraries also report it as errors of other kinds.
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "ALLOC_FAILED" in text)
 
 
 def release_memory() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -38,7 +38,7 @@ from polyphily.studies.results import (
     outcomes,
     text_of,
 )
-from polyphily.studies.trials import file_of, request, run_cell
+from polyphily.studies.trials import file_of, request, run_rows
 
 NAME = "polyphony"
 PART, OTHER = "part", "other"  # roles of rows, beside those of studies
@@ -119,9 +119,11 @@ def to_run(cell: Cell, folder: Path, labels: Sequence[str] | None = None) -> Stu
     )
 
 
-def run(cell: Cell, folder: Path, labels: Sequence[str] | None = None, **options: Any) -> None:
-    """Run the rows of a cell that have not run; options as in `trials.run_cell`."""
-    run_cell(to_run(cell, folder, labels), cell, folder, **options)
+def run(
+    cells: Iterable[Cell], folder: Path, labels: Sequence[str] | None = None, **options: Any
+) -> None:
+    """Run the rows of cells that have not run; options as in `trials.run_rows`."""
+    run_rows([(to_run(cell, folder, labels), cell) for cell in cells], folder, **options)
 
 
 def _elsewhere(study: Study, cell: Cell, folder: Path) -> set[str]:

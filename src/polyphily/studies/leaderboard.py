@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from polyphily.core.method import METHODS, VIEWS, create
-from polyphily.errors import PolyphilyError, UserError
+from polyphily.errors import OutOfMemory, UserError
 from polyphily.graphs.datasets import is_present
 from polyphily.graphs.loading import Federation
 from polyphily.runs.folder import write_text
+from polyphily.runs.jobs import Job, Watch, run_jobs
 from polyphily.runs.run import Execution
 from polyphily.runs.searching import search, search_space
 from polyphily.runs.trials import SearchTrial
-from polyphily.runtime.machine import release_memory
 from polyphily.studies import Cell
-from polyphily.studies.trials import DIGITS, Report, federation_of, to_json
+from polyphily.studies.trials import DIGITS, Report, data_of, failure_text, to_json
 
 NAME = "leaderboard"
 PAPER_FORM = ", paper's form"
@@ -126,52 +125,72 @@ def file_of(folder: Path, cell: Cell) -> Path:
     return folder / NAME / f"{cell.name}.json"
 
 
-def run_cell(
+def run_rows(
     board: Leaderboard,
-    cell: Cell,
-    entrants: Iterable[Entrant],
+    cells: Iterable[Cell],
+    entrants: Sequence[Entrant],
     folder: Path,
     *,
     device: str = "cpu",
     partitions: Path | None = None,
     report: Report = print,
     until: float = float("inf"),
+    processes: int = 1,
+    watch: Watch | None = None,
 ) -> None:
-    """Run the rows of a cell that are not in its file yet.
+    """Run the rows of cells that are not in the cells' files yet.
 
     Args:
         board: what is compared.
-        cell: one of its cells.
+        cells: some of its cells.
         entrants: the rows.
         folder: the folder of the results.
-        device, partitions, report, until: as in `trials.run_cell`.
+        device, partitions, report, until, processes, watch: as in `trials.run_rows`.
     """
-    if not is_present(cell.dataset):
-        report(f"{cell.title}: data not present, skipped")
-        return
-    path = file_of(folder, cell)
-    federations: list[Federation] = []
-    for entrant in entrants:
-        wanted = request(board, cell, entrant)
-        if _read(path).get(entrant.label, {}).get("request") == wanted:
+    jobs: list[Job[dict[str, Any]]] = []
+    for cell in cells:
+        if not is_present(cell.dataset):
+            report(f"{cell.title}: data not present, skipped")
             continue
-        if time.monotonic() > until:
-            return
-        federations = federations or [federation_of(cell, s, partitions) for s in board.seeds]
-        began = time.perf_counter()
-        try:
-            row = run_row(board, cell, entrant, federations, device)
-        except PolyphilyError as error:
-            report(f"{cell.title}: {entrant.label}: {error}")
+        kept = _read(file_of(folder, cell))
+        for entrant in entrants:
+            if not is_complete(kept.get(entrant.label), request(board, cell, entrant)):
+                work = partial(_run_row, board, cell, entrant, device, partitions)
+                jobs.append(Job(f"{cell.title}: {entrant.label}", work, (cell, entrant)))
+    for ended in run_jobs(jobs, processes, device=device, until=until, watch=watch):
+        if ended.result is None:
+            report(f"{ended.job.name}: {failure_text(ended)}")
             continue
-        finally:
-            release_memory()
-        seconds = round(time.perf_counter() - began, 1)
+        cell, entrant = ended.job.about
+        seconds, path = round(ended.seconds, 1), file_of(folder, cell)
         rows = _read(path)  # another process may have written meanwhile
-        rows[entrant.label] = {"request": wanted, "seconds": seconds, **row}
+        wanted = request(board, cell, entrant)
+        rows[entrant.label] = {"request": wanted, "seconds": seconds, **ended.result}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, to_json({"cell": asdict(cell), "rows": dict(sorted(rows.items()))}))
-        report(f"{cell.title}: {entrant.label}: {seconds} s")
+        report(f"{ended.job.name}: {seconds} s")
+
+
+def is_complete(row: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a stored row is the one that is wanted, with all of its trials.
+
+    A trial that lacked memory was not given its chance. The row is then run again.
+    """
+    if row is None or row["request"] != wanted:
+        return False
+    return all(trial.get("failed") != str(OutOfMemory()) for trial in row["trials"])
+
+
+def _run_row(
+    board: Leaderboard, cell: Cell, entrant: Entrant, device: str, partitions: Path | None
+) -> dict[str, Any]:
+    """Run a row of a cell.
+
+    Raises:
+        OutOfMemory: if a trial lacked memory.
+    """
+    federations = data_of(cell, board.seeds, partitions).federations
+    return run_row(board, cell, entrant, federations, device)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -214,6 +233,9 @@ def run_row(
         of rates and each view the scores of every seed at its best validation round. The cost is
         that of the defaults on the first backbone: seconds of a round of all seeds and rates, and
         megabytes that the clients of one federation send and receive in it.
+
+    Raises:
+        OutOfMemory: if a trial lacked memory. A row without it would have had fewer than others.
     """
     trials: list[dict[str, Any]] = []
     costs: list[dict[str, float]] = []
@@ -239,6 +261,8 @@ def run_row(
             pairs=board.rates,
             trained=keep,
         )
+        if any(trial.lacked_memory for trial in searched.trials):
+            raise OutOfMemory
         trials += [_as_data(trial, backbone, test.get(trial.number)) for trial in searched.trials]
     return {"trials": trials, "cost": costs[0] if costs else None}
 
@@ -327,7 +351,7 @@ def standings(
         rows = _read(file_of(folder, cell))
         for entrant in entrants:
             row = rows.get(entrant.label)
-            if row is None or row["request"] != request(board, cell, entrant):
+            if row is None or not is_complete(row, request(board, cell, entrant)):
                 continue
             view = METHODS.find(entrant.method)().view
             score = _select(row["trials"], view)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import polyphily
 from polyphily.core.cohort import Cohort
 from polyphily.core.method import VIEWS, create
 from polyphily.core.settings import from_mapping
-from polyphily.errors import PolyphilyError, UserError
+from polyphily.errors import UserError
 from polyphily.graphs.datasets import is_present
 from polyphily.graphs.loading import Federation
 from polyphily.graphs.prepared import load_prepared
 from polyphily.runs.folder import write_text
+from polyphily.runs.jobs import Ended, Job, Watch, run_jobs
 from polyphily.runs.tuning import side_by_side
-from polyphily.runtime.machine import release_memory
 from polyphily.studies import Cell, Row, Study
 
 DIGITS = 6
@@ -32,67 +30,110 @@ def file_of(folder: Path, study: Study, cell: Cell) -> Path:
     return folder / study.name / f"{cell.name}.json"
 
 
-def run_cell(
-    study: Study,
-    cell: Cell,
+def run_rows(
+    pairs: Iterable[tuple[Study, Cell]],
     folder: Path,
     *,
     device: str = "cpu",
     partitions: Path | None = None,
     report: Report = print,
     until: float = float("inf"),
+    processes: int = 1,
+    watch: Watch | None = None,
 ) -> None:
-    """Run the rows of a cell that are not in its file yet.
+    """Run the rows of studies in some of their cells that are not in the cells' files yet.
 
     Args:
-        study: the study.
-        cell: one of its cells.
+        pairs: studies, each with one of its cells.
         folder: the folder of the results.
         device: the device to train on.
         partitions: a folder of partition files (`graphs.prepared`), for machines without the
             partitioners; missing files are written.
         report: called with a message for every row.
         until: no row is started after this value of `time.monotonic()`.
+        processes: how many rows run at once.
+        watch: shows which rows are running.
     """
-    if not is_present(cell.dataset):
-        report(f"{cell.title}: data not present, skipped")
-        return
-    path = file_of(folder, study, cell)
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": {}}
-    missing = [row for row in study.rows if request(study, cell, row) != _saved(found, row)]
-    if not missing or time.monotonic() > until:
-        return
-    federations = [federation_of(cell, seed, partitions) for seed in study.seeds]
-    cohort: Cohort | None = None
-    for row in missing:
-        if time.monotonic() > until:
-            return
-        began = time.perf_counter()
-        try:
-            scores, used = try_row(study, cell, row, federations, device, cohort)
-            cohort = cohort if row.settings else used
-        except PolyphilyError as error:
-            report(f"{cell.title}: {row.label}: {error}")
+    jobs: list[Job[dict[str, Any]]] = []
+    for study, cell in pairs:
+        if not is_present(cell.dataset):
+            report(f"{cell.title}: data not present, skipped")
             continue
-        except torch.OutOfMemoryError:
-            report(
-                f"{cell.title}: {row.label}: {device} has no memory left; call the command again "
-                "to run this row"
-            )
-            cohort = None
+        found = _read(file_of(folder, study, cell))
+        for row in study.rows:
+            if request(study, cell, row) != _saved(found, row):
+                work = partial(_scores, study, cell, row, device, partitions)
+                jobs.append(Job(f"{cell.title}: {row.label}", work, (study, cell, row)))
+    for ended in run_jobs(jobs, processes, device=device, until=until, watch=watch):
+        if ended.result is None:
+            report(f"{ended.job.name}: {failure_text(ended)}")
             continue
-        finally:
-            release_memory()
-        seconds = time.perf_counter() - began
+        study, cell, row = ended.job.about
+        path = file_of(folder, study, cell)
+        found = _read(path)  # another process may have written meanwhile
         found |= {"cell": asdict(cell), "polyphily": polyphily.__version__}
         found["rows"][row.key] = {
             "request": request(study, cell, row),
-            "seconds": round(seconds, 1),
-            "scores": scores,
+            "seconds": round(ended.seconds, 1),
+            "scores": ended.result,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, to_json(found))
-        report(f"{cell.title}: {row.label}: {seconds:.1f} s")
+        report(f"{ended.job.name}: {ended.seconds:.1f} s")
+
+
+def run_cell(study: Study, cell: Cell, folder: Path, **options: Any) -> None:
+    """Run the rows of one cell that are not in its file yet; options as in `run_rows`."""
+    run_rows([(study, cell)], folder, **options)
+
+
+def failure_text(ended: Ended[Any]) -> str:
+    """Return why a row has not run, and what to do if it lacked memory."""
+    return ended.failure + ("; call the command again to run this row" if ended.no_memory else "")
+
+
+@dataclass
+class _Data:
+    """The data of a cell: federations, and the cohort of all trials, which rows can share."""
+
+    federations: list[Federation]
+    cohort: Cohort | None = None
+
+
+_last: dict[str, _Data] = {}
+"""The data of the last cell in this process."""
+
+
+def data_of(cell: Cell, seeds: Sequence[int], partitions: Path | None, *trials: object) -> _Data:
+    """Load the data of a cell; that of the last cell is kept.
+
+    Args:
+        cell: the cell.
+        seeds: of the federations.
+        partitions: the folder of partition files.
+        *trials: what else a shared cohort depends on.
+    """
+    wanted = json.dumps([asdict(cell), list(seeds), str(partitions), *trials])
+    if wanted not in _last:
+        _last.clear()
+        _last[wanted] = _Data([federation_of(cell, seed, partitions) for seed in seeds])
+    return _last[wanted]
+
+
+def _scores(
+    study: Study, cell: Cell, row: Row, device: str, partitions: Path | None
+) -> dict[str, Any]:
+    """Train a row of a cell, and return its scores."""
+    data = data_of(cell, study.seeds, partitions, study.rates, dict(study.settings), device)
+    kept, data.cohort = data.cohort, None  # not kept if the row runs out of memory
+    scores, used = try_row(study, cell, row, data.federations, device, kept)
+    data.cohort = kept if row.settings else used  # they may change what a cohort holds
+    return scores
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {"rows": {}}
+    return found
 
 
 def to_json(found: dict[str, Any]) -> str:
