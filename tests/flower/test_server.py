@@ -149,7 +149,7 @@ WORDS = {
     "round": "answered round 3, not 2",
     "run": "answered run 'another'",
     "size": "bytes where at most",
-    "loss": "loss is not finite",
+    "loss": "'loss' is not a finite number",
     "scores": "scores of the trained model are not valid",
     "pickle": "unreadable message",
     "raise": "it went wrong",
