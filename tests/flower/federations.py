@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,12 +107,15 @@ class Wires:
                 yield name, reply
 
 
-def coordinate(plan: Plan, wires: Wires, folder: Path, min_sites: int = 1) -> Coordinator:
+def coordinate(
+    plan: Plan, wires: Wires, folder: Path, min_sites: int = 1, **given: Any
+) -> Coordinator:
     """A coordinator whose folder is laid out where it is new."""
     run = RunFolder(folder)
     if not folder.exists():
         run.create({}, [])
-    return Coordinator(plan, wires, run, Policy(min_sites, timeout=5, repeats=1), event_writer(run))
+    policy = Policy(min_sites, **{"timeout": 5, "repeats": 1, **given})
+    return Coordinator(plan, wires, run, policy, event_writer(run))
 
 
 def graph_arrays(graph: object) -> dict[str, np.ndarray]:

@@ -97,10 +97,8 @@ class Bounds:
                 }
             else:
                 sizes = {site: _norm(entry, upload) for site, upload in uploads.items()}
-            strange = drowning(sizes, self.policy.max_weight)
-            found |= {
-                site: f"its {_words(entry)} {why} (max_weight)" for site, why in strange.items()
-            }
+            for site, why in drowning(sizes, self.policy.max_weight).items():
+                found.setdefault(site, f"its {_words(entry)} {why} (max_weight)")
         return found
 
     def check_mean(self, number: int, mean: Message, download: Message) -> None:

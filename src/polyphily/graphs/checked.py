@@ -56,8 +56,9 @@ def parse_json(text: str) -> Any:
 
 
 def _parse_int(text: str) -> int:
-    if len(text) > DIGITS:
-        raise ValueError(f"a number of {len(text)} digits")
+    digits = len(text.lstrip("-"))
+    if digits > DIGITS:
+        raise ValueError(f"a number of {digits} digits")
     return int(text)
 
 
