@@ -105,7 +105,7 @@ class Tracker:
         self.since = np.zeros(self.groups, dtype=np.int64)
         self.models: Message = {}
         self.missed: dict[str, IntArray] = {}
-        """By view: evaluations in a row without each client; more than `ABSENT` before its first.
+        """By view: evaluations in a row without each client; `ABSENT` or more before its first.
         Empty as long as nobody was missing."""
         self.best_scored: dict[str, BoolArray] = {}
         """By view: the clients whose scores are in `best`. Empty as long as nobody was missing."""
@@ -155,11 +155,11 @@ class Tracker:
             return nobody, nobody
         if view not in self.missed:
             first = len(self.recent[view]) == 1  # the scores of this evaluation are in it already
-            self.missed[view] = np.where(first, ABSENT + 1, np.zeros(len(scored), dtype=np.int64))
+            self.missed[view] = np.full(len(scored), ABSENT if first else 0, dtype=np.int64)
             self.best_scored[view] = np.full(len(scored), not first)
         missed = np.where(scored, 0, self.missed[view] + 1)
         self.missed[view] = missed
-        belongs = missed <= ABSENT
+        belongs = missed < ABSENT
         now = np.bincount(self.group, scored & belongs, self.groups)
         before = np.bincount(self.group, self.best_scored[view] & belongs, self.groups)
         known = self.best[view].copy()
