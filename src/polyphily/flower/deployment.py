@@ -19,6 +19,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 import tomllib
@@ -351,7 +352,14 @@ class Deployment:
             try:
                 plan = self._plan(folder, request, policy, transport, emit, troubles)
                 return Coordinator(
-                    plan, transport, folder, policy, emit, progress, troubles=troubles
+                    plan,
+                    transport,
+                    folder,
+                    policy,
+                    emit,
+                    progress,
+                    troubles=troubles,
+                    command=self.command_of(request),
                 ).go()
             except PolyphilyError as error:
                 emit("failed", reason=str(error))
@@ -359,6 +367,24 @@ class Deployment:
             except Exception as error:
                 emit("failed", reason=f"{type(error).__name__}: {error}")
                 raise
+
+    def command_of(self, request: Mapping[str, Any]) -> str:
+        """Return the command that makes a run once more."""
+        from polyphily.core.method import create
+
+        defaults = dataclasses.asdict(create(request["method"]))
+        parts = ["polyphily", "server", "run", str(self.path), request["method"]]
+        given = {**request["settings"], **request["policy"], "seed": request["seed"]}
+        for name, value in given.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                parts.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                parts += [f"--{flag}", str(value)]
+        for name, value in request["hyperparameters"].items():
+            if value != defaults[name]:
+                parts += ["--set", f"{name}={value}"]
+        return shlex.join(parts)
 
     def _plan(
         self,
@@ -425,6 +451,9 @@ class Deployment:
         if reason := reason_against_size(method, plan.settings, plan.width, classes, policy):
             raise UserError(f"the sites' columns cannot be used: {reason}")
         write_text(file, json.dumps(plan.to_json(), indent=2) + "\n")
+        chosen = {k: v for k, v in dataclasses.asdict(plan.settings).items() if v is not None}
+        chosen |= {"engine": "flower", "normalize": plan.normalize}
+        folder.amend_config(**chosen, **({"split": plan.split} if plan.split else {}))
         return plan
 
 

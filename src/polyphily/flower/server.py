@@ -61,6 +61,7 @@ class Coordinator:
         records: of all rounds that are complete and scored.
         pending: the record of the last round, if its received view is not scored yet.
         troubles: late and refused answers so far, and sites that were left out.
+        command: makes the run once more; empty if it is not known.
     """
 
     plan: Plan
@@ -75,6 +76,7 @@ class Coordinator:
     records: list[dict[str, Any]] = field(default_factory=list)
     pending: dict[str, Any] | None = None
     troubles: Troubles = field(default_factory=list)
+    command: str = ""
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -395,7 +397,10 @@ class Coordinator:
             selection=self.tracker.selection,
             setup_seconds=self.setup_seconds,
             privacy=self._privacy(),
-            more={"troubles": self.exchange.troubles},
+            more={
+                "troubles": self.exchange.troubles,
+                **({"command": self.command} if self.command else {}),
+            },
             remarks=[*self.server.remarks(), *self._metric_note()],
         )
         return summarise(facts, self.tracker, self.records, self.round)
