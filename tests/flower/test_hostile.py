@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from flower.federations import Wires, coordinate, federation, plan_for, sites_of
 from polyphily.errors import PolyphilyError
 from polyphily.flower.deployment import Deployment
-from polyphily.flower.joining import EVENTS, Answer
+from polyphily.flower.joining import EVENTS, Answer, refusing
 from polyphily.flower.wire import (
     FINISH,
     HELLO,
@@ -36,7 +37,7 @@ BAD, HONEST = "client-1", ("client-0", "client-2")
 Change = Callable[[Parcel], Answer]
 """What the site makes of its honest reply."""
 MANY = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 
 
@@ -182,6 +183,25 @@ def test_text_of_a_site_is_one_harmless_line() -> None:
     notes = [e for e in map(json.loads, events.splitlines()) if e["event"] == "note"]
     assert notes[0]["text"].startswith(f"{BAD}: all is well yyy")
     assert len(notes[0]["text"]) < 300
+
+
+def test_a_text_of_many_values_is_refused_before_it_is_parsed() -> None:
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="more than 8,388,608 values"):
+        parse_json("[" + "[]," * (1 << 23) + "[]]")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 80e6  # the text itself
+
+
+def test_a_full_disk_is_no_site_s_fault() -> None:
+    def fail() -> None:
+        raise OSError("no space left on device")
+
+    blamed: list[str] = []
+    with pytest.raises(OSError, match="no space"), refusing(blamed.append):
+        fail()
+    assert blamed == []
 
 
 @given(st.text(), st.integers(2, 50))

@@ -143,10 +143,12 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
     """Call `refuse` with the reason if reading a site's answer raises anything.
 
     Readers raise a WireError or a UserError. Anything else is a fault of theirs that the answer
-    has brought to light. It must not end the run either.
+    has brought to light. It must not end the run either. A full disk is no site's fault.
     """
     try:
         yield
+    except OSError:
+        raise
     except (WireError, UserError) as error:
         refuse(str(error))
     except Exception as error:

@@ -14,6 +14,7 @@ TEXT = 256  # characters of a text that messages repeat
 LONG = 4096  # characters of a name or a value
 DEPTH = 32  # levels of lists and objects within each other
 DIGITS = 20  # of a whole number: enough for 64 bits
+VALUES = 1 << 23  # numbers, texts, lists and objects in one text
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?", re.DOTALL
 )
@@ -39,8 +40,11 @@ def parse_json(text: str) -> Any:
 
     Raises:
         ValueError: if it is not valid, has numbers that are not finite or have more than 64 bits,
-            a key twice in an object, text that is no Unicode, or lists within lists beyond `DEPTH`.
+            a key twice in an object, text that is no Unicode, lists within lists beyond `DEPTH`, or
+            more than `VALUES` values. The last is found before anything is allocated.
     """
+    if sum(map(text.count, ",[{")) > VALUES:
+        raise ValueError(f"more than {VALUES:,} values")
     try:
         found = json.loads(
             text,
