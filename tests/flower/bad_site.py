@@ -42,6 +42,12 @@ class BadSite(Site):
             return Parcel({**reply.facts, "round": 7}, reply.tensors)
         if self.how == "size":
             return Parcel(reply.facts, {**reply.tensors, "more": torch.zeros(1, 4_000_000)})
+        if self.how == "overflow":
+            return Parcel({**reply.facts, "loss": 10**400}, reply.tensors)
+        if self.how == "scale":
+            return Parcel(reply.facts, {**reply.tensors, first: whole * 1e6})
+        if self.how == "weight":
+            return Parcel(reply.facts, {**reply.tensors, "weight": torch.tensor([-120.0])})
         return reply
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyphily.core.method import create
 from polyphily.core.recipes import fill
 from polyphily.core.settings import Settings
+from polyphily.errors import UserError
 from polyphily.flower.joining import Answer, Policy, event_writer
 from polyphily.flower.keys import Identity
 from polyphily.flower.plan import Plan, Schema
 from polyphily.flower.server import Coordinator
 from polyphily.flower.site import Site
 from polyphily.flower.site_graph import SiteGraph
-from polyphily.flower.wire import Parcel
+from polyphily.flower.wire import DISMISS, Parcel
 from polyphily.graphs.loading import Federation, load
 from polyphily.runs.folder import RunFolder
 
@@ -74,15 +77,27 @@ class Wires:
     def __init__(self, sites: Mapping[str, Site], twist: Twist | None = None) -> None:
         self.sites, self.twist = dict(sites), twist
         self.asked: list[tuple[str, Parcel]] = []
+        self.dismissed: dict[str, str] = {}
 
     def online(self) -> set[str]:
         return set(self.sites)
 
-    def ask(self, messages: Mapping[str, Parcel], timeout: float) -> Iterator[tuple[str, Answer]]:
+    def ask(
+        self,
+        messages: Mapping[str, Parcel],
+        timeout: float,
+        grace: Mapping[str, float] | None = None,
+    ) -> Iterator[tuple[str, Answer]]:
         for name, message in messages.items():
             asked = Parcel.unpack(*message.pack())
             self.asked.append((name, asked))
-            reply: Parcel | Answer | None = self.sites[name].answer(asked)
+            reply: Parcel | Answer | None
+            if asked.facts["kind"] == DISMISS:
+                with pytest.raises(UserError, match="left this site out") as told:
+                    self.sites[name].answer(asked)
+                self.dismissed[name] = str(told.value)
+                continue
+            reply = self.sites[name].answer(asked)
             if self.twist is not None:
                 assert isinstance(reply, Parcel)
                 reply = self.twist(name, asked, reply)
@@ -92,12 +107,15 @@ class Wires:
                 yield name, reply
 
 
-def coordinate(plan: Plan, wires: Wires, folder: Path, min_sites: int = 1) -> Coordinator:
+def coordinate(
+    plan: Plan, wires: Wires, folder: Path, min_sites: int = 1, **given: Any
+) -> Coordinator:
     """A coordinator whose folder is laid out where it is new."""
     run = RunFolder(folder)
     if not folder.exists():
         run.create({}, [])
-    return Coordinator(plan, wires, run, Policy(min_sites, timeout=5, repeats=1), event_writer(run))
+    policy = Policy(min_sites, **{"timeout": 5, "repeats": 1, **given})
+    return Coordinator(plan, wires, run, policy, event_writer(run))
 
 
 def graph_arrays(graph: object) -> dict[str, np.ndarray]:

@@ -468,6 +468,9 @@ def test_a_bad_site_is_refused_and_named(tmp_path: Path) -> None:
         "shape": "has the shape",
         "round": "answered round 7, not 2",
         "size": "bytes where at most",
+        "overflow": "a number of 401 digits",
+        "scale": "max_update",
+        "weight": "count below zero",
     }
     expected = in_this_process(data, tmp_path / "b", "fedavg", 3, {("client-1", 2)})
     with town(tmp_path / "town", data, ["client-0", "client-2"]) as own:
@@ -656,6 +659,10 @@ def test_sites_that_do_not_fit_are_told_before_training(tmp_path: Path) -> None:
         assert "'h' only at 'client-0'; 'z' only at 'client-1'" in failed.stderr
         folder = own.own.run_folder()
         assert not [e for e in loopback.events(folder) if e["event"] == "round"]
+        (left_out,) = [e for e in loopback.events(folder) if e["event"] == "left out"]
+        log = (own.place / f"{left_out['site']}.log").read_text()
+        assert "the server left this site out" in log
+        assert "'z' only at 'client-1'" in log
 
 
 @pytest.mark.long

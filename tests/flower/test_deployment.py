@@ -127,7 +127,7 @@ def test_what_is_no_folder_of_ours_is_refused(tmp_path: Path) -> None:
         ("fedavg", {"participation": 0.5}, "is for simulations"),
         ("fedavg", {"min_sites": 4}, "more than the 3 sites"),
         ("fedspa", {"secure_aggregation": True}, "fedspa cannot take --secure-aggregation"),
-        ("fedavg", {"timeout": -1.0}, "timeouts above 0"),
+        ("fedavg", {"timeout": -1.0}, "timeout must be a number above 0"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_before_it_is_laid_out(
@@ -172,7 +172,7 @@ def test_sites_that_differ_fail_the_run_before_training(own: Deployment, tmp_pat
     name = own.new_run("fedavg", {"rounds": 2}, {})
     with pytest.raises(UserError, match="'client-0' and 'client-1' have 8 and 9 features"):
         own.conduct(name, wires)
-    assert {asked.facts["kind"] for _, asked in wires.asked} == {"hello"}
+    assert {asked.facts["kind"] for _, asked in wires.asked} == {"hello", "dismiss"}
     events = (own.run_folder(name).path / "events.jsonl").read_text().splitlines()
     assert json.loads(events[-1])["event"] == "failed"
 

@@ -235,8 +235,13 @@ def test_a_site_sends_no_statistics_in_a_private_run(
         (None, "is not an object"),
         ({}, "no entry 'mean'"),
         ({"mean": [0.0]}, "'mean' has 1 entries, not 4"),
-        ({"mean": [math.inf] * 4}, "not a finite number"),
-        ({"count": [10**300] * 4}, "'count' is not a number from 0 on"),
+        ({"mean": [math.inf] * 4}, "Infinity where a finite number belongs"),
+        ({"count": [10**300] * 4}, "a number of 301 digits"),
+        ({"count": [-1] * 4}, "'count' is not a number from 0 on"),
+        ({"count": [True] * 4}, "'count' is not a number from 0 on"),
+        ({"count": [1 << 40] * 4}, "number of train nodes is 1.1e+12, more than 10000 times"),
+        ({"mean": [1e37] * 4}, "mean or deviation of its column 1 is more than 10000 times"),
+        ({"squares": [1e60] * 4}, "mean or deviation of its column 1 is more than 10000 times"),
         ({"squares": [-1.0] * 4}, "out of bounds"),
         ({"categories": [{"values": {"x" * 9999: 1}, "rest": 0, "missing": 0}]}, "characters"),
     ],
@@ -251,10 +256,12 @@ def test_statistics_that_are_not_valid_are_refused_and_the_others_go_on(
         text = json.dumps({**reply.facts, "statistics": found})  # with Infinity, as Python writes
         return Answer(text, reply.pack()[1])
 
-    plan, _, events = agreed(sites_at(tables, tmp_path), spoil)
+    plan, wires, events = agreed(sites_at(tables, tmp_path), spoil)
     assert plan.sites == ("north", "west")
-    assert [e["site"] for e in events if e["event"] == "refused"] == ["south"]
-    assert reason in next(e["reason"] for e in events if e["event"] == "refused")
+    assert [e["site"] for e in events if e["event"] == "left out"] == ["south"]
+    assert reason in next(e["reason"] for e in events if e["event"] == "left out")
+    assert reason in wires.dismissed["south"]
+    assert wires.dismissed.keys() == {"south"}
     assert plan.encoding is not None
     assert "channel=fax" not in plan.encoding.names
     with pytest.raises(TrainingError, match=r"2 of 3 sites sent the statistics.*south: "):
@@ -277,9 +284,10 @@ def test_a_hello_that_is_not_valid_is_refused(
     def spoil(site: str, asked: Parcel, reply: Parcel) -> Parcel:
         return Parcel({**reply.facts, **change}) if site == "south" else reply
 
-    plan, _, events = agreed(sites_at(tables, tmp_path), spoil)
+    plan, wires, events = agreed(sites_at(tables, tmp_path), spoil)
     assert plan.sites == ("north", "west")
     assert [e["site"] for e in events if e["event"] == "refused"] == ["south"]
+    assert wires.dismissed.keys() == {"south"}
 
 
 def test_plain_numbers_stay_as_they_are(tmp_path: Path) -> None:

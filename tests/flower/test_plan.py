@@ -74,6 +74,7 @@ def test_a_plan_survives_its_journey() -> None:
         {"schema": {}},
         {"seed": "x"},
         {"sites": None},
+        {"sites": ["client-0", "client-1", "client-1"]},
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(change: dict) -> None:
@@ -94,8 +95,11 @@ def test_knobs_of_simulations_are_refused(knob: dict) -> None:
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 
 
+whole = st.integers(-(1 << 63), 1 << 63)
+
+
 @given(
-    facts=st.dictionaries(names, st.integers() | st.text() | st.booleans(), max_size=4),
+    facts=st.dictionaries(names, whole | st.text() | st.booleans(), max_size=4),
     shapes=st.dictionaries(names, st.lists(st.integers(0, 3), max_size=3), max_size=4),
 )
 def test_a_parcel_survives_its_journey(facts: dict, shapes: dict) -> None:

@@ -149,7 +149,7 @@ WORDS = {
     "round": "answered round 3, not 2",
     "run": "answered run 'another'",
     "size": "bytes where at most",
-    "loss": "loss is not finite",
+    "loss": "'loss' is not a finite number",
     "scores": "scores of the trained model are not valid",
     "pickle": "unreadable message",
     "raise": "it went wrong",
@@ -253,6 +253,45 @@ def test_a_run_without_enough_answers_ends_with_the_last_good_model(tmp_path: Pa
     files = [(f / "models" / "global.safetensors") for f in (tmp_path / "run", tmp_path / "b/run")]
     ours, theirs = (SavedModel.load(file).params for file in files)
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("selection", ["method", "federation"])
+def test_a_round_does_not_win_because_a_site_is_missing(
+    method: str, selection: str, tmp_path: Path
+) -> None:
+    """Without the third site, which scores low, round 3 looks best. All keep a full round."""
+    data = federation()
+    plan = plan_for(data, method, rounds=5, selection=selection)
+    weak = "client-2"
+
+    def twist(name: str, asked: Parcel, reply: Parcel) -> Parcel | None:
+        if asked.facts["kind"] not in (ROUND, FINISH):
+            return reply
+        number = asked.facts["round"]
+        if name == weak and asked.facts["kind"] == ROUND and number in (3, 4):
+            return None
+        facts = dict(reply.facts)
+        for view, of in (("trained", number), ("received", number - (reply.tensors != {}))):
+            if view in facts:
+                score = 0.1 if name == weak else 0.9 if of == 3 else 0.5 + of / 100
+                facts[view] = [[score] * len(row) for row in facts[view]]
+        return Parcel(facts, reply.tensors)
+
+    summary = coordinate(plan, Wires(sites_of(data, tmp_path), twist), tmp_path / "run", 2).go()
+    per_client = summary["selection"]["by"] == "client"
+    best = summary["best_val"]["round"]
+    full = {"received": [1, 4, 5], "trained": [1, 2, 5]}[create(method).view]
+    assert best == [3, 3, 1] if per_client else best in full
+    if not per_client:
+        assert "unscored" not in summary["best_val"]
+        rounds = {g.name: SavedModel.load(SiteState(tmp_path / g.name, "a-run").model(BEST)).round
+                  for g in data.clients}  # fmt: skip
+        assert set(rounds.values()) == {best}
+    records = RunFolder(tmp_path / "run").records()
+    marks = [record.get("unscored_trained", []) for record in records]
+    assert marks == [[], [], [2], [2], []]
+    assert [r.get("unscored_received", []) for r in records] == [[], [2], [2], [], []]
 
 
 class Cut(Exception):

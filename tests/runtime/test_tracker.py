@@ -17,7 +17,7 @@ from builders import CPU
 from polyphily.core.method import VIEWS
 from polyphily.core.metrics import METRICS, SPLITS, describe
 from polyphily.runs.folder import RunFolder
-from polyphily.runtime.tracker import FloatArray, Tracker
+from polyphily.runtime.tracker import ABSENT, FloatArray, Tracker
 
 MANY = settings(max_examples=60, deadline=None)
 METRIC = {"accuracy": 0, "auc": 3}
@@ -232,6 +232,70 @@ def test_a_checkpoint_file_holds_a_tracker_whole(tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensor, tracker.tensors()[name], err_msg=name)
 
 
+# Clients that are missing ------------------------------------------------------------------------
+
+
+def best_of_those_there(
+    history: History, view: str, group: list[int], scored: list[list[bool]]
+) -> int:
+    """The rules, read plainly: more clients that belong to the run first, then the score."""
+    best = 0
+    for r in range(1, history.rounds + 1):
+        belongs = [k for k in group if any(row[k] for row in scored[max(0, r - ABSENT) : r])]
+        now = [k for k in belongs if scored[r - 1][k]]
+        before = [k for k in belongs if best and scored[best - 1][k]]
+        ours = history.value(now, history.scores(view, r))
+        theirs = history.value(before, history.scores(view, best)) if best else None
+        wins = len(now) == len(before) and (ours is None or theirs is None or ours > theirs)
+        if now and (len(now) > len(before) or wins):
+            best = r
+    return best
+
+
+@MANY
+@given(histories, views, st.data())
+def test_a_round_does_not_win_by_the_absence_of_a_client(
+    history: History, view: str, data: st.DataObject
+) -> None:
+    row = st.lists(st.booleans(), min_size=history.clients, max_size=history.clients)
+    scored = data.draw(st.lists(row, min_size=history.rounds, max_size=history.rounds))
+    stop = data.draw(st.integers(1, history.rounds))
+    tracker = history.tracker()
+    for r in range(1, history.rounds + 1):
+        scores = history.scores(view, r)
+        there = np.array(scored[r - 1])
+        scores[~there] = math.nan
+        tracker.update(view, scores, r, there)
+        if r == stop:  # a checkpoint in between changes nothing
+            saved = {n: t.clone() for n, t in tracker.tensors().items()}
+            tracker = history.tracker()
+            tracker.restore(saved, CPU)
+    for g, group in enumerate(history.groups()):
+        best = best_of_those_there(history, view, group, scored)
+        assert tracker.best_round[view][g] == best
+        for k in group:
+            if best and scored[best - 1][k]:
+                np.testing.assert_array_equal(tracker.best[view][k], history.scores(view, best)[k])
+            else:
+                assert np.isnan(tracker.best[view][k]).all()
+
+
+@MANY
+@given(histories, views)
+def test_if_nobody_is_missing_nothing_changes(history: History, view: str) -> None:
+    """Simulations do not say who was scored; deployed runs with all sites choose alike."""
+    plain = history.play(history.tracker())
+    told = history.tracker()
+    everybody = np.ones(history.clients, dtype=bool)
+    for r in range(1, history.rounds + 1):
+        for each in VIEWS:
+            told.update(each, history.scores(each, r), r, everybody)
+    assert (told.best_round[view] == plain.best_round[view]).all()
+    assert told.tensors().keys() <= plain.tensors().keys()
+    for s in range(len(history.sizes)):
+        assert same(told.moments(view, s), plain.moments(view, s))
+
+
 # Small cases by hand ---------------------------------------------------------------------------
 
 
@@ -307,3 +371,24 @@ def test_federations_do_not_mix() -> None:
     assert tracker.moments("received", 1)["final"]["val"]["accuracy"] == pytest.approx(0.1)
     assert tracker.current(0)["received"]["val"]["accuracy"] == pytest.approx(0.5)
     assert "trained" not in tracker.current(0)
+
+
+def test_a_client_that_left_for_good_does_not_block_for_ever() -> None:
+    tracker = tracker_of([10, 10], per_client=False)
+    both, first = np.array([True, True]), np.array([True, False])
+    tracker.update("received", scores_of(0.5, 0.1), 1, both)
+    for r in range(2, 2 + ABSENT):
+        tracker.update("received", scores_of(0.9, math.nan), r, first)
+        assert tracker.best_round["received"][0] == (1 if r < 1 + ABSENT else r)
+    assert tracker.moments("received", 0)["best_val"]["unscored"] == [1]
+    tracker.update("received", scores_of(0.2, 0.2), 20, both)  # it is back
+    assert tracker.best_round["received"][0] == 20
+    assert "unscored" not in tracker.moments("received", 0)["best_val"]
+
+
+def test_the_last_five_rounds_are_those_in_which_a_client_was_scored() -> None:
+    tracker = tracker_of([10, 10], per_client=False)
+    tracker.update("received", scores_of(0.5, 0.3), 1, np.array([True, True]))
+    tracker.update("received", scores_of(0.7, math.nan), 2, np.array([True, False]))
+    means = tracker.moments("received", 0)["last5"]["val"]["accuracy_per_client"]
+    assert means == pytest.approx([0.6, 0.3])

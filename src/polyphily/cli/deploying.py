@@ -136,6 +136,23 @@ def run(
     join_timeout: Annotated[
         float | None, typer.Option(help="Seconds to wait for the sites before the first round.")
     ] = None,
+    misses: Annotated[
+        int | None, typer.Option(help="Messages without an answer until a site counts as away.")
+    ] = None,
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds for a site that is away, if others are quicker.")
+    ] = None,
+    max_update: Annotated[
+        str | None,
+        typer.Option(help="Largest change of a model, in units of the other sites'; or off."),
+    ] = None,
+    max_weight: Annotated[
+        str | None,
+        typer.Option(help="Largest count or statistic, in units of the other sites'; or off."),
+    ] = None,
+    max_model: Annotated[
+        str | None, typer.Option(help="Largest model in megabytes; or off.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, splits and draws.")] = None,
     **values: Any,
 ) -> None:
@@ -154,6 +171,11 @@ def run(
         "timeout": timeout,
         "repeats": repeats,
         "join_timeout": join_timeout,
+        "misses": misses,
+        "grace": grace,
+        "max_update": max_update,
+        "max_weight": max_weight,
+        "max_model": max_model,
         "seed": seed,
     }
     given = request.settings | {k: v for k, v in policy.items() if v is not None}
@@ -295,6 +317,8 @@ class _Display:
             return f"round {event['round']}: {site} is late: {event['reason']}"
         if kind == "refused":
             return f"round {event['round']}: {site} was refused: {event['reason']}"
+        if kind == "left out":
+            return f"{site} is left out: {event['reason']}"
         if kind == "repeat":
             self.waiting = set(event["sites"])
             names = ", ".join(event["sites"])

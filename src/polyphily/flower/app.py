@@ -20,6 +20,7 @@ from polyphily.flower.wire import Parcel, WireError
 MESSAGE_TYPE = "train"  # Flower's type of all messages of this app
 FACTS, TENSORS, BLOB, JSON = "facts", "tensors", "safetensors", "json"
 POLL = 0.2  # seconds
+AWAY_TTL = 60.0  # seconds after which a message to a site that is away expires
 ErrorCode = flwr_internals.error_codes()
 UNREACHED = (
     ErrorCode.NODE_UNAVAILABLE,
@@ -63,6 +64,7 @@ class GridTransport:
 
     def __init__(self, grid: Grid, sites: Mapping[bytes, str]) -> None:
         self.grid, self.sites = grid, sites
+        self._singly = False  # whether replies are fetched one by one
 
     def _nodes(self) -> dict[str, int]:
         """Return the node numbers of connected sites by name. Unknown keys are ignored."""
@@ -75,27 +77,60 @@ class GridTransport:
     def online(self) -> set[str]:
         return set(self._nodes())
 
-    def ask(self, messages: Mapping[str, Parcel], timeout: float) -> Iterator[tuple[str, Answer]]:
+    def ask(
+        self,
+        messages: Mapping[str, Parcel],
+        timeout: float,
+        grace: Mapping[str, float] | None = None,
+    ) -> Iterator[tuple[str, Answer]]:
         """Send messages and yield answers, as `Transport.ask`.
 
         A site that is offline gets its message as soon as it is connected again.
         """
-        deadline = time.monotonic() + timeout
+        began, brief = time.monotonic(), grace or {}
         pending: dict[str, str] = {}  # site by the id of a message without an answer
-        answered: set[str] = set()
-        while len(answered) < len(messages) and (left := deadline - time.monotonic()) > 0:
-            unsent = messages.keys() - answered - set(pending.values())
+        waiting = set(messages)
+        while waiting:
+            spent = time.monotonic() - began
+            if all(spent >= min(brief.get(site, timeout), timeout) for site in waiting):
+                return
+            left = timeout - spent
+            unsent = waiting - set(pending.values())
             if unsent:
                 nodes = self._nodes()
                 for site in sorted(unsent & nodes.keys()):
-                    pending[self._push(messages[site], nodes[site], left)] = site
-            for reply in self.grid.pull_messages(list(pending)) if pending else ():
-                site = pending.pop(reply.metadata.reply_to_message_id)
-                if reply.has_error() and reply.error.code in UNREACHED:
-                    continue  # it is sent again
-                answered.add(site)
-                yield site, _to_answer(reply)
+                    seconds = min(left, AWAY_TTL) if site in brief else left
+                    pending[self._push(messages[site], nodes[site], seconds)] = site
+            for site, answer in self._pull(pending):
+                waiting.discard(site)
+                yield site, answer
             time.sleep(POLL)
+
+    def _pull(self, pending: dict[str, str]) -> Iterator[tuple[str, Answer]]:
+        """Fetch replies and yield them; what is no longer in `pending` is to be sent again.
+
+        Flower parses replies as it fetches them. If one of several cannot be parsed, all of them
+        are lost. They are then asked for again, and fetched one by one from there on, so that the
+        site which sent it is known.
+        """
+        groups = [[name] for name in pending] if self._singly else [list(pending)]
+        for names in filter(None, groups):
+            try:
+                replies = list(self.grid.pull_messages(names))
+            except Exception as error:
+                if _is_connection_error(error):
+                    raise
+                lost = [pending.pop(name) for name in names]
+                if self._singly:
+                    reason = f"Flower cannot read its message: {type(error).__name__}: {error}"
+                    yield from ((site, Answer(error=reason)) for site in lost)
+                self._singly = True
+                continue
+            for reply in replies:
+                site = pending.pop(reply.metadata.reply_to_message_id, "")
+                if not site or (reply.has_error() and reply.error.code in UNREACHED):
+                    continue  # nobody was asked, or it is sent again
+                yield site, _to_answer(reply)
 
     def _push(self, parcel: Parcel, node: int, seconds: float) -> str:
         """Send a message that is valid for some seconds; return its id."""
@@ -105,12 +140,17 @@ class GridTransport:
         return str(message_id)
 
 
+def _is_connection_error(error: Exception) -> bool:
+    """Return whether an error is about the connection to the SuperLink, not about a message."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "httpx"
+
+
 def _to_answer(reply: Message) -> Answer:
     if reply.has_error():
         return Answer(error=str(reply.error.reason or "failed without a reason"))
     try:
         return Answer(*raw_parts(reply.content))
-    except WireError as error:
+    except Exception as error:  # of Flower's records, too
         return Answer(error=str(error))
 
 

@@ -6,7 +6,6 @@ it to collect the uploads of a round. It repeats the round if too few sites answ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +17,21 @@ import torch
 from polyphily.core.messages import Contract, Message, Uploads
 from polyphily.core.metrics import SPLITS, score_axis
 from polyphily.errors import TrainingError
-from polyphily.flower.joining import Answer, Emit, Policy, Transport, unpack_answer
+from polyphily.flower.bounds import Bounds
+from polyphily.flower.joining import (
+    Answer,
+    Emit,
+    Policy,
+    Transport,
+    Troubles,
+    note_trouble,
+    refusing,
+    unpack_answer,
+)
 from polyphily.flower.plan import Plan
+from polyphily.flower.presence import Presence
 from polyphily.flower.wire import HEADER, ROUND, Parcel, WireError, check_upload, limit_of
+from polyphily.graphs.checked import Reader, plain
 from polyphily.runtime.server import Server
 from polyphily.runtime.tracker import FloatArray
 
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
     from polyphily.flower.masks import Masking, Read
 
 Facts = Mapping[str, Any]
+LARGEST = 1e30  # of a loss or of seconds
 
 
 @dataclass
@@ -40,13 +52,21 @@ class Exchange:
         policy: timeouts and the like.
         emit: writes events.
         troubles: late and refused answers so far.
+        presence: which sites are away.
+        needed: number of answers that a message needs.
     """
 
     plan: Plan
     transport: Transport
     policy: Policy
     emit: Emit
-    troubles: list[dict[str, Any]] = field(default_factory=list)
+    troubles: Troubles = field(default_factory=list)
+    presence: Presence = field(init=False)
+    needed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.presence = Presence(self.transport, self.policy)
+        self.needed = self.policy.min_sites
 
     def ask(
         self, kind: str, facts: Mapping[str, Facts], download: Message
@@ -67,13 +87,21 @@ class Exchange:
             )
             for site, own in facts.items()
         }
-        yield from self.transport.ask(messages, self.policy.timeout)
+        silent = set(messages)
+        grace = self.presence.grace(list(messages), self.needed)
+        more = {"grace": grace} if grace else {}
+        for site, answer in self.transport.ask(messages, self.policy.timeout, **more):
+            silent.discard(site)
+            self.presence.note_answer(site)
+            yield site, answer
+        self.presence.note_silence(silent)
 
-    def read(self, answer: Answer, kind: str, number: int, limit: int) -> Parcel:
+    def read(self, site: str, answer: Answer, kind: str, number: int, limit: int) -> Parcel:
         """Unpack an answer.
 
         Args:
-            answer: from a site.
+            site: whose answer it is.
+            answer: what it sent.
             kind: of the message that was sent.
             number: of the round that the message was about.
             limit: largest size in bytes.
@@ -84,17 +112,23 @@ class Exchange:
         parcel = unpack_answer(answer, limit)
         expected = {"kind": kind, "run": self.plan.run, "round": number}
         for name, value in expected.items():
-            if parcel.facts.get(name) != value:
-                raise WireError(f"answered {name} {parcel.facts.get(name)!r}, not {value!r}")
-        if note := parcel.facts.get("note"):
-            self.emit("note", text=str(note)[:200])
+            found = parcel.facts.get(name)
+            if type(found) is not type(value) or found != value:
+                raise WireError(f"answered {name} {plain(repr(found), 60)}, not {value!r}")
+        note = parcel.facts.get("note")
+        if isinstance(note, str) and note:
+            self.emit("note", text=f"{site}: {plain(note, 200)}")
         return parcel
 
     def note_trouble(self, number: int, what: str, site: str, reason: str) -> None:
         """Record that a site was late or its answer refused in a round."""
-        reason = " ".join(reason.split())[:300]
-        self.troubles.append({"round": number, "site": site, "what": what, "reason": reason})
-        self.emit(what, round=number, site=site, reason=reason)
+        note_trouble(self.troubles, self.emit, number, what, site, reason)
+
+    @contextmanager
+    def refusing(self, number: int, site: str) -> Iterator[None]:
+        """Refuse a site's answer about a round if reading it raises anything."""
+        with refusing(lambda reason: self.note_trouble(number, "refused", site, reason)):
+            yield
 
     def reasons(self, number: int, more: str = "") -> str:
         """Return the latest trouble of each site in a round, in brackets; empty without any."""
@@ -161,11 +195,15 @@ class Collector:
     Args:
         exchange: with the sites.
         server: of the run.
+        bounds: on uploads.
         private: whether the run has differential privacy; sites then send no loss.
     """
 
-    def __init__(self, exchange: Exchange, server: Server, *, private: bool) -> None:
-        self.exchange, self.server, self.private = exchange, server, private
+    def __init__(
+        self, exchange: Exchange, server: Server, bounds: Bounds, *, private: bool
+    ) -> None:
+        self.exchange, self.server, self.bounds = exchange, server, bounds
+        self.private = private
         self.plan, self.policy, self.emit = exchange.plan, exchange.policy, exchange.emit
         self._masking: Masking | None = None
         self._round: OpenRound  # the round that is being collected
@@ -180,6 +218,7 @@ class Collector:
         sites, number = self.plan.sites, round_.number
         masking = self._get_masking() if round_.contract.shapes else None
         needed = max(self.policy.min_sites, masking.required if masking else 1)
+        self.exchange.needed = needed
         for attempt in range(1 + self.policy.repeats):
             # Masks of an earlier attempt are of no use, so that all sites are asked again.
             missing = [site for site in sites if masking or site not in round_.reports]
@@ -194,7 +233,9 @@ class Collector:
         late = [site for site in sites if site in round_.silent and site not in round_.refused]
         for site in late:
             when = masking.describe_silence(site) if masking and round_.uploads is not None else ""
-            reason = f"no answer within {self.policy.timeout:g} s{when}"
+            away = self.exchange.presence.is_away(site)
+            reason = "away: no answer" if away else f"no answer within {self.policy.timeout:g} s"
+            reason += when
             self.exchange.note_trouble(number, "late", site, reason)
         if round_.uploads is None or len(round_.reports) < needed:
             raise TrainingError(
@@ -213,18 +254,40 @@ class Collector:
         facts = {site: round_.facts[site] for site in sites}
         for site, answer in self._ask(ROUND, facts, round_.download):
             with self._refusing(site):
-                parcel = self._read(answer, ROUND, limit_of(round_.contract))
+                parcel = self._read(site, answer, ROUND, limit_of(round_.contract))
                 check_upload(round_.contract, parcel.tensors)
                 report = self._report(parcel)
                 round_.plain[site] = parcel.tensors
                 self._accept(site, report)
+        downloads = {site: self.download_to(site) for site in round_.plain}
+        strange = self.bounds.check(round_.number, round_.plain, downloads)
+        for site, reason in strange.items():
+            self.refuse(site, reason)
+        self.stack()
+
+    def refuse(self, site: str, reason: str) -> None:
+        """Refuse an answer that was accepted at first."""
+        round_ = self._round
+        del round_.plain[site], round_.reports[site]
+        round_.refused[site] = reason
+        self.exchange.note_trouble(round_.number, "refused", site, reason)
+
+    def stack(self) -> None:
+        """Stack the accepted uploads."""
+        round_ = self._round
         members = [site for site in self.plan.sites if site in round_.reports]
+        round_.uploads = None
         if members:
             names = round_.plain[members[0]]
             tensors = {n: torch.cat([round_.plain[s][n] for s in members]) for n in names}
             clients = tuple(self.plan.sites.index(site) for site in members)
             round_.uploads = Uploads(clients, tensors)
             round_.bytes_up = round_.contract.bytes * len(members)
+
+    def download_to(self, site: str) -> Message:
+        """Return what a site was sent in this round."""
+        k = self.plan.sites.index(site)
+        return {name: value[k : k + 1] for name, value in self._round.download.items()}
 
     # Masked uploads --------------------------------------------------------------------------
 
@@ -258,7 +321,11 @@ class Collector:
             self.emit("note", text=f"round {round_.number}: {error}")
             return
         try:
-            round_.uploads = masking.uploads(total, round_.contract)
+            uploads = masking.uploads(total, round_.contract)
+            self.bounds.check_mean(
+                round_.number, uploads.tensors, self.download_to(self.plan.sites[0])
+            )
+            round_.uploads = uploads
         except WireError as error:
             raise TrainingError(
                 f"round {round_.number}: {error}. Secure aggregation does not show which site it "
@@ -281,7 +348,7 @@ class Collector:
         }
         for site, answer in self._ask(ROUND, facts, round_.download):
             with self._refusing(site):
-                parcel = self._read(answer, ROUND, 8 * numbers + HEADER)
+                parcel = self._read(site, answer, ROUND, 8 * numbers + HEADER)
                 report = self._report(parcel)
                 masking.add_answer(site, parcel, numbers, in_advance=in_advance)
                 self._accept(site, report)
@@ -292,7 +359,7 @@ class Collector:
         numbered = {site: {"round": number, **own} for site, own in facts.items()}
         for site, answer in self._ask(kind, numbered, {}):
             with self._refusing(site):
-                read(site, self._read(answer, kind, HEADER).facts)
+                read(site, self._read(site, answer, kind, HEADER).facts)
 
     # Answers ---------------------------------------------------------------------------------
 
@@ -307,16 +374,18 @@ class Collector:
 
     @contextmanager
     def _refusing(self, site: str) -> Iterator[None]:
-        """Refuse the site's answer if reading it raises a WireError."""
-        try:
+        """Refuse the site's answer if reading it raises anything."""
+
+        def refuse(reason: str) -> None:
+            self._round.refused[site] = reason
+            self.exchange.note_trouble(self._round.number, "refused", site, reason)
+
+        with refusing(refuse):
             yield
             self._round.refused.pop(site, None)
-        except WireError as error:
-            self._round.refused[site] = str(error)
-            self.exchange.note_trouble(self._round.number, "refused", site, str(error))
 
-    def _read(self, answer: Answer, kind: str, limit: int) -> Parcel:
-        return self.exchange.read(answer, kind, self._round.number, limit)
+    def _read(self, site: str, answer: Answer, kind: str, limit: int) -> Parcel:
+        return self.exchange.read(site, answer, kind, self._round.number, limit)
 
     def _accept(self, site: str, report: SiteReport) -> None:
         self._round.reports[site] = report
@@ -324,18 +393,16 @@ class Collector:
 
     def _report(self, parcel: Parcel) -> SiteReport:
         """Read and check the numbers in an answer."""
-        loss, seconds = (parcel.facts.get(name) for name in ("loss", "seconds"))
-        if self.private:
-            loss = None
-        elif not isinstance(loss, int | float) or not math.isfinite(loss):
-            raise WireError("its loss is not finite")
-        if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-            raise WireError("its time is not a number")
+        found = Reader(parcel.facts, "its answer")
+        (seconds,) = found.floats("seconds")
+        loss = None if self.private else found.floats("loss")[0]
+        if not 0 <= seconds <= LARGEST or (loss is not None and not abs(loss) <= LARGEST):
+            raise WireError("its loss or its time is out of bounds")
         metrics = len(score_axis(self.plan.settings.metric))
         trained = read_scores(parcel.facts, "trained", metrics)
         later = self._round.number > 1
         received = read_scores(parcel.facts, "received", metrics) if later else None
-        return SiteReport(loss, float(seconds), received, trained)
+        return SiteReport(loss, seconds, received, trained)
 
 
 def read_scores(facts: Facts, view: str, metrics: int) -> FloatArray:
@@ -347,13 +414,16 @@ def read_scores(facts: Facts, view: str, metrics: int) -> FloatArray:
         metrics: the number of metrics on the axis of scores.
 
     Raises:
-        WireError: if they are missing, or not between 0 and 1.
+        WireError, UserError: if they are missing, or not between 0 and 1.
     """
-    try:
-        scores = np.array(facts[view], dtype=np.float64)
-    except (KeyError, TypeError, ValueError):
-        raise WireError(f"no scores of the {view} model in its answer") from None
-    known = scores[~np.isnan(scores)]
-    if scores.shape != (len(SPLITS), metrics) or (known < 0).any() or (known > 1).any():
-        raise WireError(f"its scores of the {view} model are not valid")
-    return scores
+    rows = Reader(facts, "its answer").items(view, len(SPLITS))
+    for row in rows:
+        if not isinstance(row, list) or len(row) != metrics or not all(map(_is_score, row)):
+            raise WireError(f"its scores of the {view} model are not valid")
+    return np.array(rows, dtype=np.float64)
+
+
+def _is_score(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

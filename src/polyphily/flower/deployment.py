@@ -19,6 +19,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 import tomllib
@@ -35,7 +36,7 @@ from polyphily.runs.folder import RunFolder, safe_name, to_toml, write_text
 if TYPE_CHECKING:
     from polyphily.core.method import Method
     from polyphily.core.settings import Settings
-    from polyphily.flower.joining import Emit, Policy, Transport
+    from polyphily.flower.joining import Emit, Policy, Transport, Troubles
     from polyphily.flower.keys import Identity, KeyPair
     from polyphily.flower.plan import Plan
 
@@ -44,7 +45,17 @@ ENVIRONMENT = "POLYPHILY_SERVER"  # environment variable: the server's folder
 KIND = "files"  # the kind of data that defaults are chosen for
 DATASET = "sites"  # name of the data in summaries: the server does not see the graphs
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-POLICY = ("min_sites", "timeout", "repeats", "join_timeout")
+POLICY = (
+    "min_sites",
+    "timeout",
+    "repeats",
+    "join_timeout",
+    "misses",
+    "grace",
+    "max_update",
+    "max_weight",
+    "max_model",
+)
 DATA = ("split", "normalize", "encoding")
 OWN = ("sites", "host", "port", "control_port", "classes", *DATA, "seed", *POLICY)
 
@@ -211,6 +222,9 @@ class Deployment:
         ):
             if not isinstance(entries.get(name, kind()), kind):
                 raise UserError(f"{file}: '{name}' must be {noun}")
+        sites = [str(site) for site in entries["sites"]]
+        if not sites or len(set(sites)) < len(sites):
+            raise UserError(f"{file}: name each site once in 'sites', and at least one")
         return entries
 
     @property
@@ -332,17 +346,45 @@ class Deployment:
         request = json.loads((folder.path / REQUEST).read_text(encoding="utf-8"))
         policy = make_policy(request["policy"], len(request["sites"]))
         emit = event_writer(folder)
+        troubles: Troubles = []
         with _locked(folder.path / "lock"):
             emit("started", sites=request["sites"])
             try:
-                plan = self._plan(folder, request, policy, transport, emit)
-                return Coordinator(plan, transport, folder, policy, emit, progress).go()
+                plan = self._plan(folder, request, policy, transport, emit, troubles)
+                return Coordinator(
+                    plan,
+                    transport,
+                    folder,
+                    policy,
+                    emit,
+                    progress,
+                    troubles=troubles,
+                    command=self.command_of(request),
+                ).go()
             except PolyphilyError as error:
                 emit("failed", reason=str(error))
                 raise
             except Exception as error:
                 emit("failed", reason=f"{type(error).__name__}: {error}")
                 raise
+
+    def command_of(self, request: Mapping[str, Any]) -> str:
+        """Return the command that makes a run once more."""
+        from polyphily.core.method import create
+
+        defaults = dataclasses.asdict(create(request["method"]))
+        parts = ["polyphily", "server", "run", str(self.path), request["method"]]
+        given = {**request["settings"], **request["policy"], "seed": request["seed"]}
+        for name, value in given.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                parts.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                parts += [f"--{flag}", str(value)]
+        for name, value in request["hyperparameters"].items():
+            if value != defaults[name]:
+                parts += ["--set", f"{name}={value}"]
+        return shlex.join(parts)
 
     def _plan(
         self,
@@ -351,25 +393,38 @@ class Deployment:
         policy: Policy,
         transport: Transport,
         emit: Emit,
+        troubles: Troubles,
     ) -> Plan:
-        """Read the plan of a run that has begun already, or agree on one with the sites."""
+        """Read the plan of a run that has begun already, or agree on one with the sites.
+
+        Sites that do not fit are left out and told why, as long as enough others remain.
+        """
         from polyphily.core.method import create
         from polyphily.core.settings import from_mapping
         from polyphily.flower.agreeing import agree_encoding
+        from polyphily.flower.fitting import choose_sites, leave_out, reason_against_size, too_large
         from polyphily.flower.joining import gather
-        from polyphily.flower.plan import Plan, agree
+        from polyphily.flower.plan import Plan
         from polyphily.graphs.graph import join_relations
         from polyphily.privacy.differential import check_privacy
+        from polyphily.runtime.network import complete
 
         file = folder.path / PLAN
         if file.exists():
             plan = Plan.from_json(json.loads(file.read_text(encoding="utf-8")))
-            gather(transport, plan.sites, policy, emit)
+            gather(transport, plan.sites, policy, emit, troubles)
             return plan
-        joined = gather(transport, request["sites"], policy, emit)
-        schema = agree({s: facts["schema"] for s, facts in joined.items()}, request["classes"])
+        joined = gather(transport, request["sites"], policy, emit, troubles)
         method = create(request["method"], request["hyperparameters"])
-        asked, classes = from_mapping(request["settings"]), len(schema.classes)
+        asked = from_mapping(request["settings"])
+        schemas = {site: facts["schema"] for site, facts in joined.items()}
+        left_out = too_large(schemas, method, complete(asked, method, KIND, "accuracy"), policy)
+        if fitting := {s: own for s, own in schemas.items() if s not in left_out}:
+            schema, others = choose_sites(fitting, request["classes"])
+            left_out |= others
+        joined = {site: facts for site, facts in joined.items() if site not in left_out}
+        leave_out(left_out, len(joined), policy, transport, emit, troubles)
+        classes = len(schema.classes)
         dense = all(facts["dense"] for facts in joined.values())
         relations = join_relations(facts["relations"] for facts in joined.values())
         draft = Plan(
@@ -386,14 +441,19 @@ class Deployment:
         )
         check_privacy(method, draft.settings, len(joined))
         wanted = request["normalize"], request.get("encoding")
-        plan = agree_encoding(draft, *wanted, transport, policy, emit)
+        plan = agree_encoding(draft, *wanted, transport, policy, emit, troubles)
         if schema.columns and plan.encoding is not None:  # some defaults depend on the features
             dense = plan.encoding.dense
             settings = complete_for_sites(
                 asked, method, dense=dense, classes=classes, relations=relations
             )
             plan = dataclasses.replace(plan, settings=settings)
+        if reason := reason_against_size(method, plan.settings, plan.width, classes, policy):
+            raise UserError(f"the sites' columns cannot be used: {reason}")
         write_text(file, json.dumps(plan.to_json(), indent=2) + "\n")
+        chosen = {k: v for k, v in dataclasses.asdict(plan.settings).items() if v is not None}
+        chosen |= {"engine": "flower", "normalize": plan.normalize}
+        folder.amend_config(**chosen, **({"split": plan.split} if plan.split else {}))
         return plan
 
 
@@ -438,13 +498,12 @@ def _locked(file: Path) -> Iterator[None]:
 
 def make_policy(entries: Mapping[str, Any], sites: int) -> Policy:
     """Create the policy of a run with so many sites from its entries in a request."""
-    from polyphily.flower.joining import Policy
+    from polyphily.flower.joining import Policy, read_limit
 
-    if int(entries["min_sites"]) > sites:
-        raise UserError(
-            f"min_sites {entries['min_sites']} is more than the {sites} sites there are"
-        )
-    return Policy(**entries)
+    policy = Policy(**{name: read_limit(name, value) for name, value in entries.items()})
+    if policy.min_sites > sites:
+        raise UserError(f"min_sites {policy.min_sites} is more than the {sites} sites there are")
+    return policy
 
 
 def complete_for_sites(
@@ -464,6 +523,11 @@ _OPTIONAL_ENTRIES = """
 # timeout = 600         # seconds a site has for a round
 # repeats = 2           # how often a round with fewer than min_sites answers is repeated
 # join_timeout = 600    # seconds to wait for the sites before the first round
+# misses = 2            # messages without an answer after which a site counts as away
+# grace = 5             # seconds that a site which is away has, if the others are quicker
+# max_update = 100      # largest change of a model, in units of the others' (or "off")
+# max_weight = 10000    # largest count or statistic, in units of the others' (or "off")
+# max_model = 512       # largest model, in megabytes (or "off")
 # classes = ["no", "yes"]   # all labels; needed if a site may lack some of them
 # split = "0.6,0.2,0.2"     # split of the nodes at sites whose data has no split of its own
 # normalize = "standard"    # normalisation of the features at the sites: none, row, standard

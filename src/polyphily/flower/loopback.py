@@ -256,6 +256,7 @@ def _collect(execution: Execution, deployment: Deployment, source: RunFolder) ->
     summary = source.read_summary()
     assert summary is not None
     summary |= execution.data_facts()
+    summary.pop("command", None)  # of a server that is gone
     found = execution.assessments[0]
     add_judgement(summary, execution.baselines()[0], found.summary(), execution.remarks())
     target.write_curves(found.curves())

@@ -14,6 +14,7 @@ from polyphily.core.budget import OFF
 from polyphily.core.method import Method, create
 from polyphily.core.settings import Settings, from_mapping
 from polyphily.errors import UserError
+from polyphily.graphs.checked import plain
 from polyphily.graphs.columns import Column, agree_columns
 from polyphily.graphs.encoding import Encoding
 from polyphily.graphs.files.client import is_whole, listed
@@ -150,6 +151,10 @@ class Plan:
     normalize: str = "none"
     seed: int = 0
     encoding: Encoding | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.sites)) < len(self.sites):
+            raise UserError(f"the plan names a site twice: {plain(', '.join(self.sites))}")
 
     def to_json(self) -> dict[str, Any]:
         found = dataclasses.asdict(dataclasses.replace(self, encoding=None))

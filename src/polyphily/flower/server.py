@@ -11,21 +11,24 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from polyphily.core.messages import Message, model_part
+from polyphily.core.messages import Message, Role, State, Uploads, model_part
 from polyphily.core.metrics import SPLITS
-from polyphily.errors import TrainingError
+from polyphily.errors import PolyphilyError, TrainingError
+from polyphily.flower.bounds import LARGEST_COUNT, Bounds, drowning
 from polyphily.flower.checkpoint import ServerCheckpoint
 from polyphily.flower.collecting import Collector, Exchange, OpenRound, read_scores
-from polyphily.flower.joining import Emit, Policy, Transport
+from polyphily.flower.joining import Emit, Policy, Transport, Troubles
 from polyphily.flower.plan import Plan
 from polyphily.flower.wire import CLOSE, FINISH, HEADER, PREPARE, WireError
+from polyphily.graphs.checked import Reader, plain
 from polyphily.privacy.differential import account, guard_of, spent
 from polyphily.runs.folder import RunFolder
 from polyphily.runs.models import (
@@ -57,6 +60,8 @@ class Coordinator:
         accepted: the last round in which each site's answer was accepted.
         records: of all rounds that are complete and scored.
         pending: the record of the last round, if its received view is not scored yet.
+        troubles: late and refused answers so far, and sites that were left out.
+        command: makes the run once more; empty if it is not known.
     """
 
     plan: Plan
@@ -70,6 +75,8 @@ class Coordinator:
     accepted: dict[str, int] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
     pending: dict[str, Any] | None = None
+    troubles: Troubles = field(default_factory=list)
+    command: str = ""
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -78,9 +85,11 @@ class Coordinator:
         self.view = self.method.view
         self.guard = guard_of(plan.settings, self.server.declared_uploads)
         self.accepted = dict.fromkeys(plan.sites, 0)
-        self.exchange = Exchange(plan, self.transport, self.policy, self.emit)
+        self.exchange = Exchange(plan, self.transport, self.policy, self.emit, self.troubles)
+        noise = 0.0 if self.guard is None else self.guard.deviation
+        self.bounds = Bounds(self.server.declared_uploads, self.policy, noise)
         private = self.guard is not None
-        self.collector = Collector(self.exchange, self.server, private=private)
+        self.collector = Collector(self.exchange, self.server, self.bounds, private=private)
 
     # A whole run -----------------------------------------------------------------------------
 
@@ -108,15 +117,20 @@ class Coordinator:
 
     def _prepare(self) -> None:
         """Ask every site how many nodes it scores; create the tracker; go to the checkpoint."""
-        counts = np.zeros((len(self.plan.sites), len(SPLITS)))
-        ready = 0
+        found: dict[str, list[float]] = {}
         for site, answer in self.exchange.ask(PREPARE, {s: {} for s in self.plan.sites}, {}):
-            try:
-                facts = self.exchange.read(answer, PREPARE, 0, HEADER).facts
-                counts[self.plan.sites.index(site)] = _read_counts(facts)
-                ready += 1
-            except WireError as error:
-                self.exchange.note_trouble(self.round + 1, "refused", site, str(error))
+            with self.exchange.refusing(self.round + 1, site):
+                facts = self.exchange.read(site, answer, PREPARE, 0, HEADER).facts
+                found[site] = _read_counts(facts)
+        totals = {site: sum(own) for site, own in found.items()}
+        for site, why in drowning(totals, self.policy.max_weight).items():
+            del found[site]
+            reason = f"its number of scored nodes {why} (max_weight)"
+            self.exchange.note_trouble(self.round + 1, "refused", site, reason)
+        counts = np.zeros((len(self.plan.sites), len(SPLITS)))
+        for site, own in found.items():
+            counts[self.plan.sites.index(site)] = own
+        ready = len(found)
         if ready < self.policy.min_sites:
             raise TrainingError(
                 f"{ready} of {len(self.plan.sites)} sites could prepare for the run, "
@@ -141,11 +155,10 @@ class Coordinator:
         uploads, late = self.collector.collect(open_round)
         reports = open_round.reports
         self._complete_record({s: r.received for s, r in reports.items()}, download)
-        self.server.state = self.server.aggregate(uploads, self.round)
+        self.server.state = self._aggregate(uploads, open_round)
         self.round = number
         self.accepted |= dict.fromkeys(reports, number)
-        trained = self._stack_scores({s: r.trained for s, r in reports.items()})
-        self.tracker.update("trained", trained, number)
+        self._track("trained", {s: r.trained for s, r in reports.items()}, number)
         self.pending = {
             "round": number,
             **stage_of(self.method, number),
@@ -158,9 +171,81 @@ class Coordinator:
             "failed": [k for k, s in enumerate(sites) if s in late and s not in reports],
             "refused": [k for k, s in enumerate(sites) if s in open_round.refused],
             **spent(self.plan.settings, self.guard, number),
+            **self._unscored("trained", reports),
             "trained": self.tracker.current(0)["trained"],
         }
         self._checkpoint()
+
+    def _aggregate(self, uploads: Uploads, round_: OpenRound) -> State:
+        """Return the state after a round, if it is sound.
+
+        If it is not, the server looks for one site without whose upload it would be, and refuses
+        that site's answer.
+
+        Raises:
+            TrainingError: if there is none, or if too few sites would be left.
+        """
+        state, reason = self._try_to_aggregate(uploads, round_)
+        if state is not None:
+            return state
+        for k, site in enumerate([s for s in self.plan.sites if s in round_.plain]):
+            if len(round_.plain) <= self.policy.min_sites:
+                break
+            rest = [i for i in range(len(uploads.clients)) if i != k]
+            without = Uploads(
+                tuple(uploads.clients[i] for i in rest),
+                {name: value[rest] for name, value in uploads.tensors.items()},
+            )
+            state, _ = self._try_to_aggregate(without, round_)
+            if state is not None:
+                self.collector.refuse(site, f"with its upload the aggregate is unsound: {reason}")
+                return state
+        raise TrainingError(
+            f"round {round_.number}: the aggregate of the uploads is unsound: {reason}. No single "
+            "site could be left out to mend it. "
+            f"The last good model is that of round {round_.number - 1}."
+        )
+
+    def _try_to_aggregate(self, uploads: Uploads, round_: OpenRound) -> tuple[State | None, str]:
+        """Return the state after a round, or None and why it must not be kept."""
+        number, record = round_.number, dict(self.bounds.record)
+        sites = [self.plan.sites[k] for k in uploads.clients] or [self.plan.sites[0]]
+        own = {
+            site: {name: value[i : i + 1] for name, value in uploads.tensors.items()}
+            for i, site in enumerate(sites)
+        }
+        try:
+            state = self.server.aggregate(uploads, number - 1)
+            following = self.method.download(state, range(len(self.plan.sites)))
+            self.bounds.accept(number, own, {s: self.collector.download_to(s) for s in sites})
+            models = {
+                name: round_.download[name]
+                for entry in self.server.declared_downloads
+                if entry.role is Role.MODEL
+                for name in entry.shapes
+                if name in round_.download
+            }
+            reason = self.bounds.reason_against(state, models, following)
+        except PolyphilyError:
+            raise
+        except Exception as error:  # numbers that a method's server cannot compute with
+            reason = plain(f"{type(error).__name__}: {error}")
+        if not reason:
+            return state, ""
+        self.bounds.record = record
+        return None, reason
+
+    def _track(
+        self, view: str, scores: Mapping[str, FloatArray], number: int
+    ) -> npt.NDArray[np.bool_]:
+        """Add the scores of the sites that sent some; return which groups improved."""
+        present = np.array([site in scores for site in self.plan.sites])
+        return self.tracker.update(view, self._stack_scores(scores), number, present)
+
+    def _unscored(self, view: str, scored: Collection[str]) -> dict[str, list[int]]:
+        """Return the mark in a record that some sites sent no scores; nothing if all did."""
+        missing = [k for k, site in enumerate(self.plan.sites) if site not in scored]
+        return {f"unscored_{view}": missing} if missing else {}
 
     def _complete_record(
         self, received: Mapping[str, FloatArray | None], download: Message
@@ -173,11 +258,15 @@ class Coordinator:
         """
         if self.pending is None:
             return
-        scores = self._stack_scores({s: own for s, own in received.items() if own is not None})
-        improved = self.tracker.update("received", scores, self.round)
+        scores = {s: own for s, own in received.items() if own is not None}
+        improved = self._track("received", scores, self.round)
         if self.view == "received" and self.server.one_model and improved.any():
             self.tracker.keep_models(self._global_state(download), improved)
-        record = {**self.pending, "received": self.tracker.current(0)["received"]}
+        record = {
+            **self.pending,
+            **self._unscored("received", scores),
+            "received": self.tracker.current(0)["received"],
+        }
         self.records.append(record)
         self.folder.append(record)
         self.pending = None
@@ -190,11 +279,9 @@ class Coordinator:
         download = self.server.download(range(len(sites)))
         received: dict[str, FloatArray | None] = {}
         for site, answer in self.exchange.ask(FINISH, self._facts(sites, self.round), download):
-            try:
-                facts = self.exchange.read(answer, FINISH, self.round, HEADER).facts
+            with self.exchange.refusing(self.round + 1, site):
+                facts = self.exchange.read(site, answer, FINISH, self.round, HEADER).facts
                 received[site] = read_scores(facts, "received", len(self.tracker.names))
-            except WireError as error:
-                self.exchange.note_trouble(self.round + 1, "refused", site, str(error))
         for site in sites:
             if site not in received:
                 reason = "did not take the last model"
@@ -233,18 +320,24 @@ class Coordinator:
             self.accepted,
             self.exchange.troubles,
             self.pending,
+            self.bounds.record,
         ).save(self.folder)
 
     def _restore(self) -> None:
         """Go to the state of the folder's checkpoint, if there is one."""
-        found = ServerCheckpoint.load(self.folder)
+        found, damaged = ServerCheckpoint.load_last(self.folder)
+        for reason in damaged:
+            self.emit("note", text=f"a checkpoint cannot be used: {reason}")
         if found is None:
             self.folder.truncate(0)
             return
+        if damaged:
+            self.emit("note", text=f"going back to the checkpoint of round {found.round}")
         self.server.state = found.state
         self.tracker.restore(found.tracker, torch.device("cpu"))
         self.round, self.accepted, self.pending = found.round, found.accepted, found.pending
         self.exchange.troubles[:0] = found.troubles
+        self.bounds.record = dict(found.changes)
         recorded = self.round - (self.pending is not None)
         self.records = self.folder.truncate(recorded)
         self.emit("resumed", round=self.round)
@@ -304,7 +397,10 @@ class Coordinator:
             selection=self.tracker.selection,
             setup_seconds=self.setup_seconds,
             privacy=self._privacy(),
-            more={"troubles": self.exchange.troubles},
+            more={
+                "troubles": self.exchange.troubles,
+                **({"command": self.command} if self.command else {}),
+            },
             remarks=[*self.server.remarks(), *self._metric_note()],
         )
         return summarise(facts, self.tracker, self.records, self.round)
@@ -331,10 +427,7 @@ def _mean(losses: Iterable[float | None]) -> float | None:
 
 def _read_counts(facts: Mapping[str, Any]) -> list[float]:
     """Read how many nodes a site scores in each split."""
-    try:
-        counts = [float(value) for value in facts["counts"]]
-    except (KeyError, TypeError, ValueError):
-        raise WireError("no numbers of scored nodes in its answer") from None
-    if len(counts) != len(SPLITS) or min(counts) < 0 or not math.isfinite(sum(counts)):
+    counts = Reader(facts, "its answer").floats("counts", len(SPLITS))
+    if min(counts) < 0 or max(counts) > LARGEST_COUNT:
         raise WireError("its numbers of scored nodes are not valid")
-    return counts
+    return list(counts)

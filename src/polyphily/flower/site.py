@@ -28,6 +28,7 @@ from polyphily.flower.site_files import SiteState
 from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import (
     CLOSE,
+    DISMISS,
     FINISH,
     HELLO,
     KEYS,
@@ -39,6 +40,7 @@ from polyphily.flower.wire import (
     Parcel,
     WireError,
 )
+from polyphily.graphs.checked import plain
 from polyphily.graphs.encoding import Encoding
 from polyphily.graphs.graph import Graph, own_relations
 from polyphily.graphs.loading import with_split
@@ -279,6 +281,8 @@ class Site:
             raise WireError(f"the server asked for '{kind}', which this version does not know")
         if kind == HELLO:
             return self._hello()
+        if kind == DISMISS:  # as an error, so that the operator reads it
+            raise UserError(f"the server left this site out: {plain(asked.facts.get('reason'))}")
         began = time.perf_counter()
         plan = Plan.from_json(asked.facts.get("plan", {}))
         if kind == MEASURE:

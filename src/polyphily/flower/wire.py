@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from polyphily.core.messages import Contract, Message, MessageError
+from polyphily.graphs.checked import parse_json, plain
 
 HELLO, PREPARE, ROUND, FINISH, CLOSE = "hello", "prepare", "round", "finish", "close"
 MEASURE = "measure"  # asks for statistics of the train nodes: flower/agreeing.py
 KEYS, SHARE, REVEAL = "keys", "share", "reveal"  # for secure aggregation: flower/masks.py
-KINDS = (HELLO, MEASURE, PREPARE, KEYS, SHARE, ROUND, REVEAL, FINISH, CLOSE)
+DISMISS = "dismiss"  # tells a site that it is left out of the run, and why
+KINDS = (HELLO, MEASURE, PREPARE, KEYS, SHARE, ROUND, REVEAL, FINISH, CLOSE, DISMISS)
 HEADER = 1 << 20  # largest size of JSON and names of tensors, in bytes
 
 
@@ -44,14 +45,18 @@ class Parcel:
     def unpack(cls, text: str, blob: bytes) -> Parcel:
         """Read a message that `pack` has written.
 
+        Everything that can go wrong in reading ends here: whoever calls it need not know what the
+        parsers of JSON and safetensors raise.
+
         Raises:
             WireError: if it cannot be read.
         """
         try:
-            facts = json.loads(text)
+            facts = parse_json(text)
             tensors = load(blob)
-        except (ValueError, SafetensorError) as error:
-            raise WireError(f"unreadable message: {error}") from None
+        except Exception as error:
+            reason = plain(error) or type(error).__name__
+            raise WireError(f"unreadable message: {reason}") from None
         if not isinstance(facts, dict):
             raise WireError("unreadable message: its JSON is not an object")
         return cls(facts, tensors)
@@ -59,7 +64,7 @@ class Parcel:
 
 def size(text: str, blob: bytes) -> int:
     """Return the size of a packed message in bytes."""
-    return len(text.encode()) + len(blob)
+    return len(text.encode(errors="surrogatepass")) + len(blob)
 
 
 def limit_of(contract: Contract) -> int:

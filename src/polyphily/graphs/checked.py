@@ -1,8 +1,10 @@
-"""Objects of JSON that others wrote: entries are checked as they are read."""
+"""Text and objects of JSON that others wrote: both are checked as they are read."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,95 @@ from polyphily.errors import UserError
 
 TEXT = 256  # characters of a text that messages repeat
 LONG = 4096  # characters of a name or a value
+DEPTH = 32  # levels of lists and objects within each other
+DIGITS = 20  # of a whole number: enough for 64 bits
+VALUES = 1 << 23  # numbers, texts, lists and objects in one text
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?", re.DOTALL
+)
+
+
+def plain(text: object, limit: int = 300) -> str:
+    r"""Return text that others wrote as one harmless line of at most `limit` characters.
+
+    Sequences that control a terminal are removed, other characters that cannot be printed become
+    spaces, and runs of spaces one space. It is for everything that is shown or logged.
+
+    >>> plain("all\x1b[2J\x07  well\nhere")
+    'all well here'
+    """
+    head = str(text)[: 8 * limit]
+    kept = "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", head))
+    words = " ".join(kept.split())
+    return words if len(words) <= limit else words[: limit - 1] + "…"
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON that others wrote.
+
+    Raises:
+        ValueError: if it is not valid, has numbers that are not finite or have more than 64 bits,
+            a key twice in an object, text that is no Unicode, lists within lists beyond `DEPTH`, or
+            more than `VALUES` values. The last is found before anything is allocated.
+    """
+    if sum(map(text.count, ",[{")) > VALUES:
+        raise ValueError(f"more than {VALUES:,} values")
+    try:
+        found = json.loads(
+            text,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_without_duplicates,
+        )
+    except RecursionError:
+        raise ValueError(f"its JSON is nested more than {DEPTH} levels deep") from None
+    _check_values(found)
+    return found
+
+
+def _parse_int(text: str) -> int:
+    digits = len(text.lstrip("-"))
+    if digits > DIGITS:
+        raise ValueError(f"a number of {digits} digits")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    value = float(text) if len(text) <= TEXT else math.inf
+    if not math.isfinite(value):
+        raise ValueError("a number that is too large")
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} where a finite number belongs")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key that occurs twice in an object")
+    return found
+
+
+def _check_values(data: Any) -> None:
+    """Check the depth of lists and objects, and that every text can be written as UTF-8."""
+    level: list[Any] = [data]
+    for _ in range(DEPTH):
+        following: list[Any] = []
+        for value in level:
+            if isinstance(value, str):
+                value.encode()  # a UnicodeEncodeError is a ValueError
+            elif isinstance(value, dict):
+                following += value.keys()
+                following += value.values()
+            elif isinstance(value, list):
+                following += value
+        if not following:
+            return
+        level = following
+    raise ValueError(f"its JSON is nested more than {DEPTH} levels deep")
 
 
 @dataclass(frozen=True)
@@ -30,7 +121,7 @@ class Reader:
         if name not in self.data:
             raise UserError(f"{self.where}: no entry '{name[:TEXT]}'")
         value = self.data[name]
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise UserError(f"{self.where}: the entry '{name[:TEXT]}' has another type")
         return value
 

@@ -22,6 +22,7 @@ from polyphily.report.models import collaboration_figure, confusion_figure, traf
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import Run, option_name, show
 from polyphily.report.scores import convergence_section, result_section, with_deviation
+from polyphily.report.sites import sites_section
 from polyphily.report.trials import tuning_section
 from polyphily.report.words import duration, in_warm_up, percent, size
 from polyphily.runs.assessment import baseline_name
@@ -32,6 +33,7 @@ def content(runs: Sequence[Run]) -> Content:
     run_set = RunSet(runs)
     sections = [
         result_section(run_set),
+        sites_section(run_set),
         tuning_section(run_set),
         convergence_section(run_set),
         clients_section(run_set),
@@ -198,10 +200,14 @@ def _notes(run_set: RunSet) -> tuple[str, ...]:
     lines += [
         f"{label}: {run.summary['refused_updates']} updates were refused: they were not finite"
         for label, run in zip(run_set.labels, run_set.runs, strict=True)
-        if run.summary.get("refused_updates")
+        if run.summary.get("refused_updates") and "troubles" not in run.summary
     ]
     lines += [note for found in run_set.inspections().values() for note in found.get("notes", [])]
-    without = [r for r in run_set.runs if "inspection" not in r.evidence]
+    without = [
+        run
+        for run in run_set.runs
+        if "inspection" not in run.evidence and "command" not in run.summary  # of sites elsewhere
+    ]
     if without:
         where = without[0].path if len(without) == 1 else f"{len(without)} runs"
         lines.append(f"clients were not measured: {where}. Run `polyphily report` to measure them")
@@ -262,7 +268,8 @@ def _provenance(run: Run) -> dict[str, str]:
         found["commit"] = str(run.evidence["commit"])
     found |= {name: str(value) for name, value in summary.get("versions", {}).items()}
     found["peak memory"] = size(summary["peak_memory_mb"] * 2**20)
-    found["repeat with"] = f"polyphily run --config {run.path / 'config.toml'}"
+    again = f"polyphily run --config {run.path / 'config.toml'}"
+    found["repeat with"] = str(summary.get("command", again))
     return found
 
 
