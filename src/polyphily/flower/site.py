@@ -7,25 +7,32 @@ for twice has no effect.
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import scipy.sparse as sp
+import torch
 
 from polyphily.core.budget import Budget
 from polyphily.core.local import Local
-from polyphily.core.messages import Message
-from polyphily.core.method import Method
+from polyphily.core.messages import Contract, Declared, Message
+from polyphily.core.method import Method, sizes_of
 from polyphily.core.metrics import SPLITS, Evaluator, positive_index, score_axis
 from polyphily.errors import UserError
+from polyphily.flower import account, disclosure
+from polyphily.flower.audit_log import AuditLog
+from polyphily.flower.joining import Answer
 from polyphily.flower.plan import Plan
 from polyphily.flower.site_files import SiteState
 from polyphily.flower.site_graph import SiteGraph
+from polyphily.flower.site_policy import Ledger, PolicyFile, Refused, SitePolicy
 from polyphily.flower.wire import (
     CLOSE,
     FINISH,
@@ -74,6 +81,7 @@ class Prepared:
         clients: the runtime, with this client only.
         evaluator: scores the client's models.
         initial: the parameters before the first round.
+        declared: what the method declares to upload.
         encoding: how the site's columns became features, with its own means if the plan leaves
             them open.
     """
@@ -83,6 +91,7 @@ class Prepared:
     clients: Clients
     evaluator: Evaluator
     initial: Message
+    declared: tuple[Declared, ...]
     encoding: Encoding | None = None
 
     @classmethod
@@ -96,10 +105,10 @@ class Prepared:
     ) -> Prepared:
         """Prepare a plan for an encoded graph with a split, on a device of the site's choice."""
         classes = len(plan.schema.classes)
-        network = plan.network()
+        method, network = plan.make_method(), plan.network()
         cohort = cohort_of(plan.settings, [graph], [(plan.seed, number)], classes, device=device)
         clients = Clients.create(
-            plan.make_method(),
+            method,
             network,
             cohort,
             plan.settings,
@@ -113,7 +122,9 @@ class Prepared:
             plan.settings.metric or "accuracy",
             positive_index(plan.schema.classes, plan.settings.positive),
         )
-        return cls(plan, number, clients, evaluator, initial_parameters(network), encoding)
+        declared = method.uploads(sizes_of(method, network, len(plan.sites)))
+        initial = initial_parameters(network)
+        return cls(plan, number, clients, evaluator, initial, declared, encoding)
 
     @property
     def method(self) -> Method:
@@ -134,6 +145,11 @@ class Prepared:
         with matmul_precision(self.plan.settings.precision):
             trained = self.clients.train(received, memory, round_index)
         return trained.uploads, trained.memory, float(trained.losses[0])
+
+    def check_upload(self, upload: Message, number: int) -> None:
+        """Raise a MessageError if an upload is not what the method declares for a round."""
+        dtype = getattr(torch, self.plan.settings.dtype)
+        Contract.of(self.declared, number, dtype).check(upload)
 
     def model(self, rounds: int, view: Local, which: str) -> SavedModel:
         """Return the model of a view, as the site saves it."""
@@ -182,6 +198,7 @@ class _Round:
     Attributes:
         prepared: the plan of the run.
         files: of the run at this site.
+        ledger: of the uploads in this run.
         number: the round, from 1.
         base: the last round in which the server accepted an answer of this site.
         download: what the server sent, on the site's device.
@@ -190,6 +207,7 @@ class _Round:
 
     prepared: Prepared
     files: SiteState
+    ledger: Ledger
     number: int
     base: int
     download: Message
@@ -210,20 +228,30 @@ class _Round:
         """Train and save the new memory; return the upload, and the scores and loss for the reply.
 
         Under differential privacy every new upload costs privacy. A repeated question gets the
-        same upload again.
+        same upload again. An upload is in the site's journal before this returns.
         """
+        prepared, number, question = self.prepared, self.number, self._digest()
+        same = self.files.sent_before(number, question) if prepared.private else None
+        if same is None:
+            self.ledger.check()  # before the work is done
+            upload, outcome = self._train(question)
+        else:
+            upload = same
+            outcome = {"trained": no_scores(prepared.plan.settings.metric), "loss": None}
+        if prepared.plan.settings.private:
+            prepared.check_upload(upload, number)
+        if upload:
+            self.ledger.record(number, question)
+        return upload, outcome
+
+    def _train(self, question: str) -> tuple[Message, dict[str, Any]]:
         prepared, files, number = self.prepared, self.files, self.number
-        question = self._digest()
-        if prepared.private:
-            if (same := files.sent_before(number, question)) is not None:
-                return same, {"trained": no_scores(prepared.plan.settings.metric), "loss": None}
-            files.check_budget(prepared.plan.settings.rounds)
         upload, memory, loss = prepared.train(self.download, self.memory, number - 1)
         trained = prepared.clients.trained(memory, number)
         scores = prepared.scores(trained)
         files.save(number, memory)
         if prepared.private:
-            files.note_sent(number, question, upload)
+            files.save_sent(number, question, upload)
         if prepared.method.view == "trained":
             self.save_candidate(number, trained)
         files.prune(number, self.base)
@@ -246,8 +274,9 @@ class Site:
         graph: the graph as its files hold it.
         folder: for private memory and models.
         device: where to compute.
-        dp: the largest privacy budget with which this site takes part; None: any, or no privacy.
-        secure: whether this site takes part only in runs with secure aggregation.
+        dp: the largest privacy budget of all uploads of this site; None: as its policy says.
+        secure: whether this site takes part only in runs with secure aggregation, whatever its
+            policy says.
         identity: the site's key and all public keys, for secure aggregation.
     """
 
@@ -265,8 +294,70 @@ class Site:
         check_device(device)
         self.name, self.graph, self.folder, self.device = name, graph, folder, device
         self.dp, self.secure, self.identity = dp, secure, identity
+        self.policy, self.log = PolicyFile(folder), AuditLog(folder)
+        self.clock: Callable[[], dt.datetime] = account.now
+        self._report: Callable[[str], None] = _ignore
+        self._judged: tuple[Plan, SitePolicy] | None = None
         self._prepared: Prepared | None = None
         self._own_member: Member | None = None
+
+    def check_files(self) -> None:
+        """Check the policy, the journal of uploads and the audit log.
+
+        Raises:
+            UserError: if one of them cannot be used.
+        """
+        self.policy.account().uploads()
+        self.log.read()
+
+    def reply(self, text: str, blob: bytes, report: Callable[[str], None]) -> Answer:
+        """Return the reply to a packed message, or an error. Either is in the audit log by then.
+
+        Args:
+            text, blob: the message (`Parcel.pack`).
+            report: called with a line of text for the site's operator.
+        """
+        self._report = report
+        facts: Mapping[str, Any] = {}
+        try:
+            asked = Parcel.unpack(text, blob)
+            facts = asked.facts
+            if self._rules().messages_per_day is not None:
+                self._rules().judge_messages(self.log.answered(self.clock()))
+            packed = self.answer(asked).pack()
+            self.log.note_answer(self.clock(), facts, packed)
+        except Exception as error:
+            return self.failure(error, facts, report)
+        report(disclosure.one_line(f"{facts.get('kind')} {facts.get('round', '')}"))
+        return Answer(*packed)
+
+    def failure(
+        self, error: Exception, facts: Mapping[str, Any], report: Callable[[str], None]
+    ) -> Answer:
+        """Return an error for the server, which tells no more than it may; report all of it here.
+
+        Args:
+            error: what went wrong.
+            facts: of the server's message, as far as it could be read.
+            report: called with a line of text for the site's operator.
+        """
+        reason = disclosure.full_text(error)
+        report(reason if isinstance(error, Refused) else f"failed: {reason}")
+        try:
+            private = disclosure.is_private(facts, self._rules())
+        except UserError:
+            private = True
+        sent = disclosure.public_text(error, facts.get("kind"), private=private)
+        try:
+            self.log.note_error(self.clock(), facts, sent, reason)
+        except UserError as trouble:
+            report(f"failed: {disclosure.full_text(trouble)}")
+            sent = "failed: the site cannot write its audit log"
+        return Answer(error=sent)
+
+    def _rules(self) -> SitePolicy:
+        """Return the policy as it is now, together with the flags of this site."""
+        return self.policy.get(self._report).stricter(self.dp, secure=self.secure)
 
     def answer(self, asked: Parcel) -> Parcel:
         """Return the reply to a message.
@@ -277,19 +368,27 @@ class Site:
         kind = asked.facts.get("kind")
         if kind not in KINDS:
             raise WireError(f"the server asked for '{kind}', which this version does not know")
+        rules = self._rules()
+        rules.judge_time(str(kind), self.clock())
         if kind == HELLO:
-            return self._hello()
-        began = time.perf_counter()
-        plan = Plan.from_json(asked.facts.get("plan", {}))
-        if kind == MEASURE:
-            reply = self._measure(plan)
+            reply = self._hello(rules)
         else:
-            reply = self._reply(str(kind), asked, self._prepare(plan))
-        seconds = time.perf_counter() - began
-        facts = {"kind": kind, "run": plan.run, "round": asked.facts.get("round", 0)}
-        return Parcel({**facts, "seconds": seconds, **reply.facts}, reply.tensors)
+            began = time.perf_counter()
+            with _about_the_plan():
+                plan = Plan.from_json(asked.facts.get("plan", {}))
+            self._check_conditions(plan, str(kind), rules)
+            content = (
+                self._measure(plan)
+                if kind == MEASURE
+                else self._reply(str(kind), asked, self._prepare(plan), rules)
+            )
+            facts = {"kind": kind, "run": plan.run, "round": asked.facts.get("round", 0)}
+            facts |= {"seconds": time.perf_counter() - began, **content.facts}
+            reply = Parcel(disclosure.silenced(facts, plan, rules), content.tensors)
+        disclosure.check_declared(str(kind), reply)
+        return reply
 
-    def _hello(self) -> Parcel:
+    def _hello(self, rules: SitePolicy) -> Parcel:
         schema = self.graph.schema
         return Parcel(
             {
@@ -300,20 +399,15 @@ class Site:
                 "classes": list(schema.classes),
                 "columns": [column.to_json() for column in schema.columns],
                 "digest": schema.digest,
-                "dense": not sp.issparse(self.graph.graph.features),
+                "dense": rules.private or not sp.issparse(self.graph.graph.features),
                 "relations": list(own_relations(self.graph.graph)),
             }
         )
 
     def _prepare(self, plan: Plan) -> Prepared:
-        """Prepare a plan; later messages of the run get the same one.
-
-        Raises:
-            UserError: if this site does not take part under these conditions.
-        """
+        """Prepare a plan; later messages of the run get the same one."""
         if self._prepared is not None and self._prepared.plan == plan:
             return self._prepared
-        self._check_conditions(plan)
         raw = self._raw(plan)
         encoding = _own_encoding(plan, raw)
         number = plan.sites.index(self.name)
@@ -330,7 +424,6 @@ class Site:
         Raises:
             UserError: in a run with differential privacy or secure aggregation.
         """
-        self._check_conditions(plan)
         if plan.settings.private:
             raise UserError(
                 f"site '{self.name}' sends no statistics of its columns in a run with differential "
@@ -339,28 +432,27 @@ class Site:
         found = train_statistics(self._raw(plan), plan.schema.columns or plan.schema.width)
         return Parcel({"statistics": found.to_json()})
 
-    def _check_conditions(self, plan: Plan) -> None:
-        """Check that the plan includes this site and has the privacy that it insists on."""
-        if self.name not in plan.sites:
-            raise UserError(f"site '{self.name}' is not part of run {plan.run}")
-        if self.dp is not None and not self.dp.covers(Budget.parse(plan.settings.dp)):
-            raise UserError(
-                f"site '{self.name}' takes part with epsilon at most {self.dp.epsilon:g} and delta "
-                f"at most {self.dp.delta:g}: run {plan.run} has dp {plan.settings.dp}"
-            )
-        if self.secure and not plan.settings.secure_aggregation:
-            raise UserError(
-                f"site '{self.name}' takes part with secure aggregation only: run {plan.run} has "
-                "none"
-            )
-        check_privacy(plan.make_method(), plan.settings, len(plan.sites))
+    def _check_conditions(self, plan: Plan, kind: str, rules: SitePolicy) -> None:
+        """Judge a plan by the site's policy: as a whole if it is new, its budget every time.
 
-    def _reply(self, kind: str, asked: Parcel, prepared: Prepared) -> Parcel:
+        Raises:
+            Refused: if it breaks a rule.
+            WireError: if the plan is not one for this site.
+        """
+        if self._judged != (plan, rules):
+            with _about_the_plan():
+                if self.name not in plan.sites:
+                    raise UserError(f"site '{self.name}' is not part of run {plan.run}")
+                check_privacy(plan.make_method(), plan.settings, len(plan.sites))
+                rules.judge(plan)
+            self._judged = plan, rules
+        rules.judge_budget(plan, kind, self.policy.account(), self.clock())
+
+    def _reply(self, kind: str, asked: Parcel, prepared: Prepared, rules: SitePolicy) -> Parcel:
         """Return the content of the reply to any message but the first."""
         plan = prepared.plan
         if kind == PREPARE:
-            counts = prepared.evaluator.counts[0].tolist()
-            return Parcel({"counts": [1.0] * len(SPLITS) if prepared.private else counts})
+            return Parcel({"counts": prepared.evaluator.counts[0].tolist()})
         if kind in (KEYS, SHARE, REVEAL):
             return Parcel(self._member(plan).answer(kind, plan, asked.facts))
         files = SiteState(self.folder, plan.run)
@@ -373,7 +465,8 @@ class Site:
         download = prepared.on_device(asked.tensors)
         memory, note = _load_memory(prepared, files, base)
         number = _number(asked.facts, "round")
-        round_ = _Round(prepared, files, number, base, download, memory)
+        ledger = Ledger(rules, self.policy.account(), plan, prepared.clients.guard, self.clock)
+        round_ = _Round(prepared, files, ledger, number, base, download, memory)
         return self._take_part(round_, note, asked.facts.get("masks"), last=kind == FINISH)
 
     def _take_part(
@@ -418,6 +511,21 @@ class Site:
         if self._own_member is None:
             self._own_member = Member(self.name, self.identity)
         return self._own_member
+
+
+def _ignore(text: str) -> None:
+    """Report nothing."""
+
+
+@contextmanager
+def _about_the_plan() -> Iterator[None]:
+    """Turn errors into those of the server's message: they tell nothing but what is in it."""
+    try:
+        yield
+    except Refused:
+        raise
+    except UserError as error:
+        raise disclosure.BadPlan(str(error)) from None
 
 
 def _own_encoding(plan: Plan, graph: Graph) -> Encoding:
