@@ -43,14 +43,14 @@ class Upload:
         moment: when.
         run: name of the run.
         round: number of the round.
-        question: a hash of what the server had sent.
+        sha256: a hash of what left, before masks.
         multiplier: of the noise, in units of the sensitivity; None without differential privacy.
     """
 
     moment: dt.datetime
     run: str
     round: int
-    question: str
+    sha256: str
     multiplier: float | None
 
 
@@ -78,12 +78,12 @@ class Account:
             if (since is None or upload.moment > since) and (run is None or upload.run == run)
         ]
 
-    def has(self, run: str, question: str) -> bool:
-        """Return whether an upload was made as the answer to this question."""
-        return any(upload.question == question for upload in self.uploads(run=run))
+    def has(self, sha256: str) -> bool:
+        """Return whether this very upload was made before."""
+        return any(upload.sha256 == sha256 for upload in self.uploads())
 
     def record(
-        self, moment: dt.datetime, run: str, number: int, question: str, guard: Guard | None
+        self, moment: dt.datetime, run: str, number: int, sha256: str, guard: Guard | None
     ) -> None:
         """Write an upload to the journal; it is on the disk when this returns."""
         noise: dict[str, float] | None = None
@@ -95,9 +95,9 @@ class Account:
             }
         entry = {"kind": UPLOAD, "time": stamp(moment), "run": run, "round": number}
         self.uploads()  # what others have written since
-        self.journal.append({**entry, "question": question, "noise": noise})
+        self.journal.append({**entry, "sha256": sha256, "noise": noise})
         multiplier = None if guard is None else guard.multiplier
-        self._uploads.append(Upload(moment, run, number, question, multiplier))
+        self._uploads.append(Upload(moment, run, number, sha256, multiplier))
 
     def begin_anew(self, moment: dt.datetime, note: str) -> None:
         """Begin a new account, for data that have nothing to do with those before."""
@@ -155,6 +155,6 @@ def _upload(entry: dict[str, Any]) -> Upload:
         dt.datetime.fromisoformat(entry["time"]),
         str(entry["run"]),
         int(entry["round"]),
-        str(entry["question"]),
+        str(entry["sha256"]),
         None if noise is None else float(noise["multiplier"]),
     )

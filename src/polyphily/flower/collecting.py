@@ -325,7 +325,7 @@ class Collector:
     def _report(self, parcel: Parcel) -> SiteReport:
         """Read and check the numbers in an answer."""
         loss, seconds = (parcel.facts.get(name) for name in ("loss", "seconds"))
-        if self.private:
+        if self.private or (loss is None and self.plan.settings.private):
             loss = None
         elif not isinstance(loss, int | float) or not math.isfinite(loss):
             raise WireError("its loss is not finite")

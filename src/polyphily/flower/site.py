@@ -22,7 +22,7 @@ import torch
 
 from polyphily.core.budget import Budget
 from polyphily.core.local import Local
-from polyphily.core.messages import Contract, Declared, Message
+from polyphily.core.messages import Contract, Declared, Message, MessageError
 from polyphily.core.method import Method, sizes_of
 from polyphily.core.metrics import SPLITS, Evaluator, positive_index, score_axis
 from polyphily.errors import UserError
@@ -81,7 +81,7 @@ class Prepared:
         clients: the runtime, with this client only.
         evaluator: scores the client's models.
         initial: the parameters before the first round.
-        declared: what the method declares to upload.
+        declared: what the method declares to upload, and to get from the server.
         encoding: how the site's columns became features, with its own means if the plan leaves
             them open.
     """
@@ -91,7 +91,7 @@ class Prepared:
     clients: Clients
     evaluator: Evaluator
     initial: Message
-    declared: tuple[Declared, ...]
+    declared: tuple[tuple[Declared, ...], tuple[Declared, ...]]
     encoding: Encoding | None = None
 
     @classmethod
@@ -122,7 +122,8 @@ class Prepared:
             plan.settings.metric or "accuracy",
             positive_index(plan.schema.classes, plan.settings.positive),
         )
-        declared = method.uploads(sizes_of(method, network, len(plan.sites)))
+        sizes = sizes_of(method, network, len(plan.sites))
+        declared = method.uploads(sizes), method.downloads(sizes)
         initial = initial_parameters(network)
         return cls(plan, number, clients, evaluator, initial, declared, encoding)
 
@@ -148,8 +149,20 @@ class Prepared:
 
     def check_upload(self, upload: Message, number: int) -> None:
         """Raise a MessageError if an upload is not what the method declares for a round."""
-        dtype = getattr(torch, self.plan.settings.dtype)
-        Contract.of(self.declared, number, dtype).check(upload)
+        self._contract(0, number).check(upload)
+
+    def check_download(self, download: Message, number: int) -> None:
+        """Raise a WireError if the server sent something other than the method declares."""
+        try:
+            self._contract(1, number).check(download)
+        except MessageError as error:
+            raise WireError(f"the server's message {error}") from None
+        if any(len(tensor) != 1 for tensor in download.values()):
+            raise WireError("the server's message is not for one site")
+
+    def _contract(self, direction: int, number: int) -> Contract:
+        dtype: torch.dtype = getattr(torch, self.plan.settings.dtype)
+        return Contract.of(self.declared[direction], number, dtype)
 
     def model(self, rounds: int, view: Local, which: str) -> SavedModel:
         """Return the model of a view, as the site saves it."""
@@ -230,7 +243,8 @@ class _Round:
         Under differential privacy every new upload costs privacy. A repeated question gets the
         same upload again. An upload is in the site's journal before this returns.
         """
-        prepared, number, question = self.prepared, self.number, self._digest()
+        prepared, number = self.prepared, self.number
+        question = _digest(f"{number} {self.base}", self.download)
         same = self.files.sent_before(number, question) if prepared.private else None
         if same is None:
             self.ledger.check()  # before the work is done
@@ -241,7 +255,7 @@ class _Round:
         if prepared.plan.settings.private:
             prepared.check_upload(upload, number)
         if upload:
-            self.ledger.record(number, question)
+            self.ledger.record(number, _digest("upload", upload))
         return upload, outcome
 
     def _train(self, question: str) -> tuple[Message, dict[str, Any]]:
@@ -257,13 +271,6 @@ class _Round:
         files.prune(number, self.base)
         show_loss = math.isfinite(loss) and not prepared.private
         return upload, {"trained": scores, "loss": loss if show_loss else None}
-
-    def _digest(self) -> str:
-        """Return a hash of the round and the download, to recognise a repeated question."""
-        found = hashlib.sha256(f"{self.number} {self.base}".encode())
-        for name, tensor in sorted(self.download.items()):
-            found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
 
 
 class Site:
@@ -307,6 +314,8 @@ class Site:
         Raises:
             UserError: if one of them cannot be used.
         """
+        if self.policy.file.exists():
+            self.policy.read()
         self.policy.account().uploads()
         self.log.read()
 
@@ -465,6 +474,9 @@ class Site:
         download = prepared.on_device(asked.tensors)
         memory, note = _load_memory(prepared, files, base)
         number = _number(asked.facts, "round")
+        if number > plan.settings.rounds:
+            raise WireError(f"the server asked for round {number} of {plan.settings.rounds}")
+        prepared.check_download(asked.tensors, number + (kind == FINISH))
         ledger = Ledger(rules, self.policy.account(), plan, prepared.clients.guard, self.clock)
         round_ = _Round(prepared, files, ledger, number, base, download, memory)
         return self._take_part(round_, note, asked.facts.get("masks"), last=kind == FINISH)
@@ -511,6 +523,14 @@ class Site:
         if self._own_member is None:
             self._own_member = Member(self.name, self.identity)
         return self._own_member
+
+
+def _digest(text: str, message: Message) -> str:
+    """Return a hash of a text and named tensors."""
+    found = hashlib.sha256(text.encode())
+    for name, tensor in sorted(message.items()):
+        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def _ignore(text: str) -> None:

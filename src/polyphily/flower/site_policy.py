@@ -115,6 +115,22 @@ class SitePolicy:
             return (own, *self.more)
         return (*((Total(self.dp, False, "dp"),) if self.dp else ()), *self.more)
 
+    def in_words(self) -> dict[str, str]:
+        """Return the rules that are set, by name."""
+        found = {
+            "methods": self.methods and ", ".join(self.methods),
+            "dp": self.dp and f"epsilon={self.dp.epsilon:g},delta={self.dp.delta:g}",
+            "days": self.days and ", ".join(self.days),
+            "hours": self.hours and _clock_times(self.hours),
+            "fixed": ", ".join(f"{name} = {value}" for name, value in self.fixed.items()),
+        }
+        plain = SitePolicy()
+        return {
+            entry.name: str(found.get(entry.name, getattr(self, entry.name)))
+            for entry in fields(self)
+            if getattr(self, entry.name) != getattr(plain, entry.name) or entry.name == "megabytes"
+        }
+
     @property
     def private(self) -> bool:
         """True if every run must have differential privacy or secure aggregation."""
@@ -259,16 +275,15 @@ class Ledger:
         multiplier = None if self.guard is None else self.guard.multiplier
         self.policy.judge_upload(self.plan, multiplier, self.account, self.clock())
 
-    def record(self, number: int, question: str) -> None:
+    def record(self, number: int, sha256: str) -> None:
         """Check an upload and write it to the journal, before it leaves.
 
-        Under differential privacy the answer to a question is always the same upload, which costs
-        once.
+        Under differential privacy a repeated question gets the same upload, which costs once.
         """
-        if self.guard is not None and self.account.has(self.plan.run, question):
+        if self.guard is not None and self.account.has(sha256):
             return
         self.check()
-        self.account.record(self.clock(), self.plan.run, number, question, self.guard)
+        self.account.record(self.clock(), self.plan.run, number, sha256, self.guard)
 
 
 def _spent(total: Total, account: Account, moment: dt.datetime, why: str) -> Refused:
@@ -441,6 +456,14 @@ class PolicyFile:
         if isinstance(self._policy, UserError):
             raise Refused("policy", str(self._policy))
         return self._policy
+
+    def read(self) -> SitePolicy:
+        """Return the policy in the file.
+
+        Raises:
+            UserError: if it cannot be used.
+        """
+        return read_policy(self.file)
 
     def _look(self) -> tuple[int, int] | None:
         try:
