@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from polyphily.core.budget import OFF
@@ -44,7 +45,8 @@ FACTS: Mapping[str, set[str]] = {
 SCORES = ("received", "trained", "loss")
 FAILED = "failed while it worked on '{kind}'; the site's log has the reason"
 LONGEST = 300  # characters of an error
-_PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/](?:[^\s'\",;:()\[\]<>]+[\\/]?)+")
+_QUOTED_PATH = re.compile(r"(['\"])(?:[A-Za-z]:)?[\\/].*?\1")
+_PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/][^\s'\",;:()\[\]<>]+")
 
 
 class BadPlan(WireError, UserError):
@@ -108,17 +110,24 @@ def full_text(error: Exception) -> str:
     return one_line(str(error) if known else f"{type(error).__name__}: {error}")
 
 
-def public_text(error: Exception, kind: object, *, private: bool) -> str:
+def public_text(error: Exception, kind: object, folder: Path, *, private: bool) -> str:
     """Return the text of an error for the server: one line, bounded, without paths of files.
 
     In a private run it is a fixed text, unless the error is about the server's own message
     (`WireError`) or a refusal by the site's policy.
+
+    Args:
+        error: what went wrong.
+        kind: of the message that was being answered.
+        folder: of the site.
+        private: whether the run is private.
     """
     if isinstance(error, Refused):
         return error.public
     if private and not isinstance(error, WireError):
         return FAILED.format(kind=kind if kind in FACTS else "a message")
-    return _PATH.sub("(a file)", full_text(error))[:LONGEST]
+    text = full_text(error).replace(str(folder.absolute()), "/-")
+    return _PATH.sub("(a file)", _QUOTED_PATH.sub("(a file)", text))[:LONGEST]
 
 
 def one_line(text: str) -> str:

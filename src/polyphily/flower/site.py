@@ -356,7 +356,7 @@ class Site:
             private = disclosure.is_private(facts, self._rules())
         except UserError:
             private = True
-        sent = disclosure.public_text(error, facts.get("kind"), private=private)
+        sent = disclosure.public_text(error, facts.get("kind"), self.folder, private=private)
         try:
             self.log.note_error(self.clock(), facts, sent, reason)
         except UserError as trouble:
