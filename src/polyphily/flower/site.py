@@ -32,10 +32,11 @@ from polyphily.flower.joining import Answer
 from polyphily.flower.plan import Plan
 from polyphily.flower.site_files import SiteState
 from polyphily.flower.site_graph import SiteGraph
-from polyphily.flower.site_policy import Ledger, PolicyFile, Refused, SitePolicy
+from polyphily.flower.site_policy import MEGABYTE, Ledger, PolicyFile, Refused, SitePolicy
 from polyphily.flower.wire import (
     CLOSE,
     FINISH,
+    HEADER,
     HELLO,
     KEYS,
     KINDS,
@@ -45,6 +46,7 @@ from polyphily.flower.wire import (
     SHARE,
     Parcel,
     WireError,
+    size,
 )
 from polyphily.graphs.encoding import Encoding
 from polyphily.graphs.graph import Graph, own_relations
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from polyphily.flower.keys import Identity
     from polyphily.flower.masks import Member
 
+MODELS_IN_A_MESSAGE = 8  # the server may send several tensors of the size of a model
 Scores = list[list[float | None]]
 """A score per split and metric; None if there is nothing to score."""
 
@@ -329,6 +332,7 @@ class Site:
         self._report = report
         facts: Mapping[str, Any] = {}
         try:
+            _check_size(text, blob, self._rules())
             asked = Parcel.unpack(text, blob)
             facts = asked.facts
             if self._rules().messages_per_day is not None:
@@ -531,6 +535,13 @@ def _digest(text: str, message: Message) -> str:
     for name, tensor in sorted(message.items()):
         found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
+
+
+def _check_size(text: str, blob: bytes, rules: SitePolicy) -> None:
+    """Check the size of the server's message before it is unpacked."""
+    most = int(MODELS_IN_A_MESSAGE * rules.megabytes * MEGABYTE)
+    if len(text) > 64 * HEADER or len(blob) > most + HEADER:
+        raise WireError(f"the server's message has {size(text, blob):,} bytes, which is too many")
 
 
 def _ignore(text: str) -> None:

@@ -7,10 +7,17 @@ error names.
 
 from __future__ import annotations
 
+import gzip
+import io
+import math
 import os
 import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
 
 from polyphily.errors import UserError
 
@@ -102,3 +109,97 @@ def read_text(path: Path, limit: Limit = TEXT) -> str:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text: save the file as UTF-8") from None
+
+
+# Archives --------------------------------------------------------------------------------------
+
+
+def check_zip(path: Path, limit: Limit = DATA) -> None:
+    """Check the size that an archive unpacks to, as its headers declare it.
+
+    zipfile reads no more of a member than is declared.
+
+    Raises:
+        UserError: if it is too large.
+        zipfile.BadZipFile: if it is not a zip file.
+    """
+    limit.check_file(path)
+    with zipfile.ZipFile(path) as archive:
+        limit.check(path, sum(member.file_size for member in archive.infolist()), "unpacks to")
+
+
+def check_npz(path: Path, limit: Limit = DATA) -> None:
+    """Check the size of an `.npz` file's arrays by the headers of the archive and of the arrays.
+
+    numpy allocates an array as its header declares it, before it reads the numbers. So a header
+    that declares more numbers than the archive has is refused, too.
+
+    Raises:
+        UserError: if the arrays are too large.
+        ValueError, zipfile.BadZipFile: if it is not an archive of arrays.
+    """
+    check_zip(path, limit)
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as stream:
+                size = _array_size(stream)
+            limit.check(path, size, f"its array '{member.filename}' declares")
+            if size > member.file_size:
+                raise ValueError(
+                    f"the array '{member.filename}' declares {in_words(size)} and has "
+                    f"{in_words(member.file_size)}"
+                )
+
+
+def _array_size(stream: IO[bytes]) -> int:
+    """Return the number of bytes that the header of an array declares; 0 without such a header."""
+    prefix = np.lib.format.MAGIC_PREFIX
+    if stream.read(len(prefix)) != prefix:
+        return 0
+    stream.seek(0)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.hasobject or any(size < 0 for size in shape):  # numpy refuses to read it
+        return 0
+    return math.prod(shape) * int(dtype.itemsize)
+
+
+class Unpacking(io.RawIOBase):
+    """A gzip file that refuses to unpack more than a number of bytes.
+
+    Args:
+        path: the file.
+        limit: the number of bytes.
+        advice: what to do if the file is right, for the message.
+    """
+
+    def __init__(self, path: Path, limit: int, advice: str) -> None:
+        self._path, self._limit, self._advice = path, limit, advice
+        self._file, self._done = gzip.GzipFile(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        self._done += len(data)
+        if self._done > self._limit:
+            raise UserError(
+                f"{self._path}: unpacks to more than {self._limit / (1 << 30):.3g} GB: if this is "
+                f"right, {self._advice}"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def unpacked(path: Path, limit: Limit = DATA) -> io.BufferedReader:
+    """Open a gzip file, which is unpacked as far as the limit allows."""
+    advice = f"set the environment variable {limit.variable}"
+    return io.BufferedReader(Unpacking(path, limit.bytes(), advice), 1 << 20)
