@@ -13,6 +13,7 @@ import torch
 from commands import Cli, caller
 from flower.federations import Wires, coordinate, federation, plan_for, sites_of
 from polyphily.core.method import METHODS
+from polyphily.errors import UserError
 from polyphily.flower.audit_log import AuditLog
 from polyphily.flower.joining import Answer
 from polyphily.flower.masks import MASKED
@@ -119,6 +120,28 @@ def test_a_log_that_was_changed_stops_the_site(tmp_path: Path, cli: Cli) -> None
     packed = Parcel({"kind": "hello"}).pack()
     answer = site.reply(*packed, lambda text: None)
     assert answer == Answer(error="failed: the site cannot write its audit log")
+
+
+def test_an_older_copy_of_the_journal_of_uploads_is_noticed(tmp_path: Path, cli: Cli) -> None:
+    """The journal and its head fit each other; the audit log knows of a later upload."""
+    sites = sites_of(federation(), tmp_path)
+    plan = plan_for(federation(), "fedavg")
+    journal = sites[NAME].policy.account().journal
+    down = plan.server().download([0])
+    copies = []
+    for number in (1, 2):
+        facts = {"kind": ROUND, "plan": plan.to_json(), "round": number, "base": 0, "best": 0}
+        assert not sites[NAME].reply(*Parcel(facts, down).pack(), lambda text: None).error
+        copies.append([(file, file.read_bytes()) for file in (journal.file, journal.head)])
+    assert cli("site", "log", NAME, "--verify").status == 0
+    for file, content in copies[0]:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match="lacks uploads that"):
+        sites_of(federation(), tmp_path)[NAME].check_files()
+    assert cli("site", "log", NAME, "--verify").status == 2
+    for file, _ in copies[0]:
+        file.unlink()
+    assert "lacks uploads that" in cli("site", "log", NAME, "--verify").err
 
 
 # The commands ----------------------------------------------------------------------------------

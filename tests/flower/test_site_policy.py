@@ -250,7 +250,7 @@ def spent(place: Path) -> float:
 
 
 def test_more_rounds_under_one_name_do_not_buy_more(tmp_path: Path) -> None:
-    """Each plan is within epsilon 1. Counted by the round, their uploads would be 2 together."""
+    """Each plan is within epsilon 1. Counted by the round, their uploads spend 1.92."""
     pytest.importorskip("dp_accounting")
     site = site_with(tmp_path)
     site.dp = Budget(1.0, 1e-5)
@@ -266,7 +266,7 @@ def test_more_rounds_under_one_name_do_not_buy_more(tmp_path: Path) -> None:
 
 
 def test_more_names_do_not_buy_more(tmp_path: Path) -> None:
-    """Ten runs of epsilon 1 would be more than 3 together."""
+    """Ten runs of epsilon 1 spend 3.62 together."""
     pytest.importorskip("dp_accounting")
     rules = set()
     for run in range(10):

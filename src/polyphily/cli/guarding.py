@@ -114,6 +114,7 @@ def log(
     entries = audit.read()
     if verify:
         journal = PolicyFile(own).account().journal
+        audit.check_uploads(journal)
         for file, lines in ((audit.journal.file, entries), (journal.file, journal.read())):
             print_line(f"{file.name}: {len(lines):,} lines, none changed or removed")
         return

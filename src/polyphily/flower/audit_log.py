@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from safetensors.torch import load
 
+from polyphily.errors import UserError
 from polyphily.flower.account import DAY, stamp
 from polyphily.flower.journal import Entry, Journal
 from polyphily.flower.wire import size
@@ -34,21 +35,27 @@ class AuditLog:
         self.journal = Journal(folder / FILE, "the record of what left this site")
         self._recent: deque[dt.datetime] | None = None  # answers of the last 24 hours
 
-    def note_answer(self, moment: dt.datetime, facts: Mapping[str, Any], packed: Packed) -> None:
+    def note_answer(
+        self, moment: dt.datetime, facts: Mapping[str, Any], packed: Packed, uploads: Journal
+    ) -> None:
         """Write down an answer before it leaves.
 
         Args:
             moment: when it leaves.
             facts: of the server's message.
             packed: the two parts of the answer as they leave.
+            uploads: the journal of uploads. The log keeps its last line's hash, so that an older
+                copy of it is noticed.
         """
         text, blob = packed
-        entry = {
+        entry: Entry = {
             "names": sorted(json.loads(text)),
             "tensors": [_described(name, tensor) for name, tensor in sorted(load(blob).items())],
             "sha256": digest(packed),
             "bytes": size(text, blob),
         }
+        if entry["tensors"]:
+            entry["uploads"] = [uploads.file.name, *uploads.end()]
         self._note(moment, ANSWER, facts, entry)
 
     def note_error(
@@ -76,6 +83,21 @@ class AuditLog:
     def read(self) -> list[Entry]:
         """Return all entries, once the chain is known to be whole."""
         return self.journal.read()
+
+    def check_uploads(self, uploads: Journal) -> None:
+        """Check that the journal of uploads has every line that this log knows of.
+
+        Raises:
+            UserError: if it is an older copy, or was begun anew.
+        """
+        known = [e["uploads"] for e in self.read() if "uploads" in e]
+        known = [line for name, *line in known if name == uploads.file.name]
+        if known and not uploads.has_line(*known[-1]):
+            raise UserError(
+                f"{uploads.file} lacks uploads that {self.journal.file.name} knows of: "
+                f"{uploads.loss} would begin again. Put the file back from a backup. If there is "
+                f"none, move {self.journal.file} and {self.journal.head.name} away, too"
+            )
 
     def _note(
         self, moment: dt.datetime, what: str, facts: Mapping[str, Any], entry: Mapping[str, Any]

@@ -73,6 +73,18 @@ class Journal:
         except OSError as error:
             raise UserError(f"{self.file}: cannot be written: {error.strerror or error}") from None
 
+    def end(self) -> tuple[int, str]:
+        """Return the number of lines and the hash of the last one, as the file is now."""
+        if self._end is None or self.changed():
+            self.read()
+        assert self._end is not None
+        return self._end.lines, self._end.digest
+
+    def has_line(self, number: int, digest: str) -> bool:
+        """Return whether a line is in the file, with this hash."""
+        before = [*(entry["before"] for entry in self.read()), self.end()[1]]
+        return number < len(before) and before[number] == digest
+
     def changed(self) -> bool:
         """Return whether the file is not as this process has last seen it."""
         size = self.file.stat().st_size if self.file.exists() else 0

@@ -320,7 +320,7 @@ class Site:
         if self.policy.file.exists():
             self.policy.read()
         self.policy.account().uploads()
-        self.log.read()
+        self.log.check_uploads(self.policy.account().journal)
 
     def reply(self, text: str, blob: bytes, report: Callable[[str], None]) -> Answer:
         """Return the reply to a packed message, or an error. Either is in the audit log by then.
@@ -338,7 +338,7 @@ class Site:
             if self._rules().messages_per_day is not None:
                 self._rules().judge_messages(self.log.answered(self.clock()))
             packed = self.answer(asked).pack()
-            self.log.note_answer(self.clock(), facts, packed)
+            self.log.note_answer(self.clock(), facts, packed, self.policy.account().journal)
         except Exception as error:
             return self.failure(error, facts, report)
         report(disclosure.one_line(f"{facts.get('kind')} {facts.get('round', '')}"))
