@@ -212,6 +212,15 @@ def test_a_policy_that_cannot_be_used(text: str, words: str, tmp_path: Path) -> 
         read_policy(tmp_path / POLICY)
 
 
+def test_a_policy_that_everybody_can_change_is_refused(tmp_path: Path) -> None:
+    (tmp_path / POLICY).write_text("rounds = 3")
+    (tmp_path / POLICY).chmod(0o666)
+    with pytest.raises(UserError, match="chmod o-w"):
+        read_policy(tmp_path / POLICY)
+    (tmp_path / POLICY).chmod(0o664)
+    assert read_policy(tmp_path / POLICY).rounds == 3
+
+
 def test_a_changed_policy_is_noticed_and_a_broken_one_refuses_everything(tmp_path: Path) -> None:
     site = site_with(tmp_path, "rounds = 3")
     told: list[str] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -314,8 +315,10 @@ def read_policy(file: Path) -> SitePolicy:
     """Read a policy.
 
     Raises:
-        UserError: for an entry that is unknown or not valid.
+        UserError: for an entry that is unknown or not valid, or a file that anybody can change.
     """
+    if file.exists() and file.stat().st_mode & stat.S_IWOTH:
+        raise UserError(f"{file} can be changed by every user of this machine: chmod o-w {file}")
     try:
         entries = tomllib.loads(read_text(file))
     except tomllib.TOMLDecodeError as error:
