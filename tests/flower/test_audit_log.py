@@ -180,6 +180,7 @@ def test_the_policy_command_writes_checks_and_accounts(tmp_path: Path, cli: Cli)
     assert found["rules"]["hours"] == "00:00-23:59"
     shown = cli("site", "policy", NAME).out
     assert "budget: epsilon 4 at delta 1e-05 for ever; spent: 2" in shown
+    assert "spent by uploads with noise: epsilon 2 at delta 1e-05" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert cli("site", "policy", NAME, "--new-data", " ").status == 2
     anew = cli("site", "policy", NAME, "--new-data", "other customers", "--json").json()

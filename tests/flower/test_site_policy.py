@@ -21,7 +21,7 @@ from polyphily.flower.joining import Answer
 from polyphily.flower.plan import Plan
 from polyphily.flower.site import Site
 from polyphily.flower.site_policy import DEFAULT, POLICY, PolicyFile, Refused, read_policy
-from polyphily.flower.wire import HELLO, PREPARE, ROUND, Parcel
+from polyphily.flower.wire import FINISH, HELLO, PREPARE, ROUND, Parcel
 from polyphily.runs.folder import read_tensors
 
 NAME = "client-0"
@@ -44,7 +44,7 @@ def plan_of(method: str = "fedavg", **given: Any) -> Plan:
 
 
 def ask(site: Site, plan: Plan, kind: str = PREPARE, number: int = 1, shift: float = 0) -> Parcel:
-    down = plan.server().download([0]) if kind == ROUND else {}
+    down = plan.server().download([0]) if kind in (ROUND, FINISH) else {}
     facts = {"kind": kind, "plan": plan.to_json(), "round": number, "base": 0, "best": 0}
     return site.answer(Parcel(facts, {name: tensor + shift for name, tensor in down.items()}))
 
@@ -135,7 +135,7 @@ def test_when_a_site_takes_part(
     policy: str, moment: dt.datetime, rule: str, tmp_path: Path
 ) -> None:
     site = site_with(tmp_path, policy, moment)
-    for kind in (HELLO, PREPARE, ROUND):
+    for kind in (HELLO, PREPARE, ROUND, FINISH):
         if rule:
             assert refused(site, plan_of(), kind).rule == rule
         else:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 SHOWN = 20  # messages of a log
+DELTA = 1e-5  # at which the account is shown; budgets have their own
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SiteFolder = Annotated[Path, typer.Argument(help="The site's folder.", metavar="DIR")]
 
@@ -65,6 +66,8 @@ def policy(
         f"uploads: {made['all']:,} ({made['day']:,} in 24 hours, {made['year']:,} in 365 days), "
         f"{made['without_noise']:,} without noise"
     )
+    if found["spent"] is not None:
+        print_line(f"spent by uploads with noise: epsilon {found['spent']:.4g} at delta {DELTA:g}")
     for total in found["budgets"]:
         spent = "infinite" if total["spent"] is None else f"{total['spent']:.4g}"
         print_line(f"budget: {total['budget']}; spent: {spent}")
@@ -72,9 +75,11 @@ def policy(
 
 def _facts(own: PolicyFile, rules: SitePolicy, account: Account) -> dict[str, Any]:
     """Return the rules in force, the number of uploads and what is spent of each budget."""
+    from polyphily.core.budget import Budget
     from polyphily.flower.account import DAY, YEAR, now
 
     moment, uploads = now(), account.uploads()
+    noised = [upload.multiplier for upload in uploads if upload.multiplier is not None]
     return {
         "rules": rules.in_words(),
         "uploads": {
@@ -83,6 +88,7 @@ def _facts(own: PolicyFile, rules: SitePolicy, account: Account) -> dict[str, An
             "year": len(account.uploads(since=moment - YEAR)),
             "without_noise": sum(upload.multiplier is None for upload in uploads),
         },
+        "spent": Budget(1.0, DELTA).spent_by(noised) if noised else None,
         "budgets": [
             {
                 "rule": total.rule,

@@ -35,7 +35,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 MEGABYTE = 10**6
 LARGEST_MODEL = 1000.0  # megabytes, unless the policy says otherwise
-ENDINGS = (REVEAL, FINISH, CLOSE)  # messages that end what was allowed to begin
+ENDINGS = (REVEAL, CLOSE)  # messages that end what was allowed to begin, and are answered any time
 
 
 class Refused(UserError):
@@ -213,7 +213,7 @@ class SitePolicy:
     def judge_budget(self, plan: Plan, kind: str, account: Account, moment: dt.datetime) -> None:
         """Refuse a plan whose uploads would exceed a budget together with all before."""
         budget, rounds = Budget.parse(plan.settings.dp), plan.settings.rounds
-        if budget is None or kind in ENDINGS:
+        if budget is None or kind in (FINISH, *ENDINGS):
             return
         left = max(rounds - len(account.uploads(run=plan.run)), 0)
         more = [budget.multiplier(rounds) / left**0.5] if left else []  # as one upload
