@@ -21,6 +21,7 @@ from polyphily.core.declarations import example_sizes
 from polyphily.core.messages import Contract
 from polyphily.core.method import METHODS, create
 from polyphily.errors import TrainingError, UserError
+from polyphily.flower.account import FILE, Account
 from polyphily.flower.deployment import Deployment
 from polyphily.flower.joining import Answer
 from polyphily.flower.masks import MASKED, to_numbers, to_uploads
@@ -152,7 +153,7 @@ def test_with_noise_too(tmp_path: Path) -> None:
     summary = coordinate(plan, Wires(sites_of(federation(), tmp_path)), tmp_path / "run", 3).go()
     assert summary["dp"]["epsilon"] == pytest.approx(50)
     for site in plan.sites:
-        sent = SiteState(tmp_path / site, "a-run").uploads.read_text().splitlines()
+        sent = Account(tmp_path / site / FILE).uploads()
         assert len(sent) == 3
 
 
@@ -176,7 +177,7 @@ def test_a_repeated_round_under_noise_masks_the_same_upload_anew(tmp_path: Path)
     coordinate(masked_plan(dp="epsilon=50"), wires, tmp_path / "run", 3).go()
     first, second = answers
     assert looks_random((first - second).view(np.uint64)[0])
-    sent = SiteState(tmp_path / "client-0", "a-run").uploads.read_text().splitlines()
+    sent = Account(tmp_path / "client-0" / FILE).uploads()
     assert len(sent) == 3
 
 

@@ -18,8 +18,8 @@ from flower.federations import (
 from polyphily.core.budget import Budget
 from polyphily.core.method import METHODS
 from polyphily.errors import UserError
+from polyphily.flower.account import FILE, Account
 from polyphily.flower.site import Site
-from polyphily.flower.site_files import SiteState
 from polyphily.flower.wire import PREPARE, ROUND, Parcel
 
 pytest.importorskip("dp_accounting")
@@ -88,11 +88,10 @@ def test_the_same_question_gets_the_same_answer_and_costs_once(tmp_path: Path) -
     first = ask(site, plan, 1, down)
     again = ask(sites_of(federation(), tmp_path)["client-0"], plan, 1, down)  # after a restart
     assert all(torch.equal(t, again.tensors[n]) for n, t in first.tensors.items())
-    state = SiteState(tmp_path / "client-0", "a-run")
-    assert len(state.uploads.read_text().splitlines()) == 1
+    assert len(Account(tmp_path / "client-0" / FILE).uploads()) == 1
     other = ask(site, plan, 1, {n: t + 1e-3 for n, t in down.items()})
     assert not torch.equal(other.tensors["model/convs.0.bias"], first.tensors["model/convs.0.bias"])
-    assert len(state.uploads.read_text().splitlines()) == 2
+    assert len(Account(tmp_path / "client-0" / FILE).uploads()) == 2
 
 
 def test_a_site_makes_no_more_uploads_than_the_noise_was_made_for(tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_a_site_can_insist(offered: str, tmp_path: Path) -> None:
     site = sites_of(data, tmp_path)["client-0"]
     site.dp = Budget(8.0, 1e-5)
     asked = {"kind": PREPARE, "plan": plan_for(data, "fedavg", dp=offered).to_json()}
-    with pytest.raises(UserError, match="'client-0' takes part with epsilon at most 8"):
+    with pytest.raises(UserError, match="this site takes part with epsilon at most 8"):
         site.answer(Parcel(asked))
     good = {"kind": PREPARE, "plan": plan_for(data, "fedavg", dp="epsilon=7").to_json()}
     assert site.answer(Parcel(good)).facts["counts"] == [1, 1]

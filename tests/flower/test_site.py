@@ -103,7 +103,7 @@ def test_files_of_old_rounds_are_dropped(tmp_path: Path) -> None:
 def test_a_site_that_lost_its_memory_begins_anew_and_says_so(tmp_path: Path) -> None:
     data = federation()
     site = sites_of(data, tmp_path)["client-0"]
-    plan = plan_for(data, "local")
+    plan = plan_for(data, "local", rounds=5)
     facts = {"kind": "round", "plan": plan.to_json(), "round": 5, "base": 4, "best": 0}
     reply = site.answer(Parcel(facts))
     assert reply.facts["note"] == "no memory of round 4 here: begun anew"

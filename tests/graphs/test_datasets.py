@@ -17,6 +17,7 @@ import types
 import urllib.error
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from polyphily.graphs.csbm import sample_federation
 from polyphily.graphs.datasets import DATASETS, data_root, fetch, is_present, read
 from polyphily.graphs.datasets.fraud import following, nearest, standardise
 from polyphily.graphs.datasets.reading import parse_dataset, without_twins
+from polyphily.graphs.datasets.registry import CHECKSUMS
 from polyphily.graphs.edges import canonical_edges
 from polyphily.graphs.graph import UNLABELLED, Collection, Features, Graph, Masks
 
@@ -404,6 +406,12 @@ def test_a_broken_download_leaves_nothing_behind(
 # Facebook100, genius and filtered graphs
 
 
+@pytest.fixture
+def own_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a test in place of those that were published."""
+    monkeypatch.setattr("polyphily.graphs.datasets.reading.check_intact", lambda *args: None)
+
+
 def university(path: Path, users: list[list[int]]) -> None:
     """Write a university in which the first user knows all others."""
     links = np.zeros((len(users), len(users)))
@@ -412,6 +420,7 @@ def university(path: Path, users: list[list[int]]) -> None:
     scipy.io.savemat(path, {"A": sp.csc_matrix(links), "local_info": np.array(users, np.uint16)})
 
 
+@pytest.mark.usefixtures("own_files")
 def test_universities_share_a_vocabulary(tmp_path: Path) -> None:
     # status, gender, major, second major, dorm, year, high school
     users = {
@@ -462,10 +471,16 @@ def test_a_file_at_a_fixed_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     np.savez(buffer, node_features=np.eye(3), edges=links, node_labels=np.arange(3), **masks)
     asked: list[str] = []
 
-    def answer(url: str) -> io.BytesIO:
+    def answer(url: str, ends_at: str = "") -> io.BytesIO:
         asked.append(url)
-        return io.BytesIO(buffer.getvalue())
+        found = io.BytesIO(buffer.getvalue())
+        found.geturl = lambda: ends_at or url  # type: ignore[attr-defined]
+        return found
 
+    insecure = partial(answer, ends_at="http://elsewhere.example/file")
+    monkeypatch.setattr("urllib.request.urlopen", insecure)
+    with pytest.raises(UserError, match="refused to download from http://elsewhere"):
+        read("chameleon-filtered", root=tmp_path)
     monkeypatch.setattr("urllib.request.urlopen", answer)
     (graph,) = read("chameleon-filtered", root=tmp_path).graphs
     assert graph.num_nodes == 3
@@ -477,9 +492,51 @@ def test_a_download_that_is_another_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.mat"
     path.write_bytes(b"something")
     with pytest.raises(UserError, match="is not the published file"):
-        fetch._check_digest(path, "0" * 64)
-    fetch._check_digest(path, hashlib.sha256(b"something").hexdigest())
-    fetch._check_digest(path, None)
+        fetch._check_download(path, "0" * 64)
+    fetch._check_download(path, hashlib.sha256(b"something").hexdigest())
+    fetch._check_download(path, None)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    "file", ["Planetoid/Cora/raw/ind.cora.tx", "Planetoid/Cora/raw/ind.cora.test.index"]
+)
+def test_a_file_that_has_changed_is_not_used(file: str, real_data: Path, tmp_path: Path) -> None:
+    real("cora", real_data)
+    copy_raw("cora", real_data, tmp_path)
+    read("cora", root=tmp_path)
+    with (tmp_path / file).open("ab") as stream:
+        stream.write(b"\n")
+    with pytest.raises(UserError, match="is not the published file") as caught:
+        read("cora", root=tmp_path)
+    assert str(tmp_path / file) in str(caught.value)
+    assert "Delete it, and it is downloaded again" in str(caught.value)
+
+
+@pytest.mark.data
+def test_the_checksums_are_those_of_the_published_files(real_data: Path) -> None:
+    """Every file with a checksum is one that a dataset reads, and those at hand have it."""
+    used = {f for i in DATASETS.values() for part in i.parts.values() for f in part.sha256}
+    assert set(CHECKSUMS) <= used
+    assert len(used) >= 150
+    for info in DATASETS.values():
+        for part in info.parts.values():
+            if part.sha256 and not fetch.missing([part], real_data):
+                fetch.check_intact(info, [part], real_data)
+
+
+def test_every_download_is_over_https() -> None:
+    datasets = importlib.import_module("torch_geometric.datasets")
+    for info in DATASETS.values():
+        assert "http://" not in info.source
+        for part in info.parts.values():
+            getter = {"linkx": "LINKXDataset"}.get(part.getter, part.getter)
+            kind = getattr(datasets, getter, None)
+            addresses = [v for n, v in vars(kind).items() if n.endswith("url")] if kind else []
+            addresses += [str(part.arguments["url"])] if "url" in part.arguments else []
+            assert all(str(address).startswith("https://") for address in addresses), info.name
+    with pytest.raises(UserError, match="only https is safe"):
+        fetch._secure("http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip")
 
 
 def broken_edge(arrays: dict[str, Any]) -> None:
@@ -530,6 +587,7 @@ class Malicious:
 
 
 @pytest.mark.data
+@pytest.mark.usefixtures("own_files")
 @pytest.mark.parametrize("end", ["x", "graph"])
 def test_a_malicious_pickle_is_refused(end: str, real_data: Path, tmp_path: Path) -> None:
     real("cora", real_data)
@@ -543,6 +601,7 @@ def test_a_malicious_pickle_is_refused(end: str, real_data: Path, tmp_path: Path
 
 
 @pytest.mark.data
+@pytest.mark.usefixtures("own_files")
 def test_a_damaged_pickle_is_the_users_business(real_data: Path, tmp_path: Path) -> None:
     real("cora", real_data)
     copy_raw("cora", real_data, tmp_path)

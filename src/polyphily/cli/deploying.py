@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyphily.cli import completion, options
+from polyphily.cli import completion, guarding, options
 from polyphily.cli.training import Set
 from polyphily.errors import TrainingError, UserError
 
@@ -32,6 +32,7 @@ PATIENCE = 3.0  # seconds after which sites that have not answered are named
 def add_to(app: typer.Typer) -> None:
     server.command("run")(options.with_settings(data=False)(run))
     app.add_typer(server, name="server")
+    guarding.add_to(site)
     app.add_typer(site, name="site")
 
 
@@ -339,6 +340,8 @@ class _Display:
         number = f"{record['round']:>3}/{plan['settings']['rounds']}"
         if "epsilon" in record:  # with --dp, sites do not send losses and scores
             return f"round {number}  epsilon {record['epsilon']:.3g}  {record['seconds']:.1f} s"
+        if record["loss"] is None:  # sites may keep losses and scores with --secure-aggregation
+            return f"round {number}  {record['seconds']:.1f} s"
         return f"round {number}  loss {record['loss']:.3f}  {record['seconds']:.1f} s  val {each}"
 
     def _plan(self) -> dict[str, Any]:
@@ -422,7 +425,10 @@ def join(
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
     dp: Annotated[
         str,
-        typer.Option(help="Refuse runs with less differential privacy than this: epsilon=8."),
+        typer.Option(
+            help="Refuse runs with less differential privacy than this, and uploads that would "
+            "spend more in all runs together: epsilon=8."
+        ),
     ] = "off",
     secure_aggregation: Annotated[
         bool, typer.Option("--secure-aggregation", help="Refuse runs without secure aggregation.")
@@ -448,6 +454,8 @@ def join(
         secure=secure_aggregation,
         identity=own.identity(),
     )
+
+    member.check_files()
 
     def report(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {name}: {text}")

@@ -237,6 +237,9 @@ def read_config(file: Path) -> dict[str, Any]:
 
     A partition file is also looked for beside the configuration file.
     """
+    from polyphily.graphs.limits import TEXT
+
+    TEXT.check_file(file)
     try:
         entries = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

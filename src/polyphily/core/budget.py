@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from types import ModuleType
@@ -10,6 +11,7 @@ from types import ModuleType
 from polyphily.errors import UserError, missing_package, unknown
 
 OFF = "off"
+ROUNDING = 1e-9  # relative; by this much a budget may be exceeded
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,29 @@ class Budget:
     def spent(self, multiplier: float, uploads: int) -> float:
         """Return the exact epsilon of so many uploads."""
         return _epsilon(multiplier / math.sqrt(uploads), self.delta) if uploads else 0.0
+
+    def spent_by(self, multipliers: Iterable[float]) -> float:
+        """Return the exact epsilon of uploads with these noise multipliers together."""
+        sigma = composed(multipliers)
+        if math.isinf(sigma):
+            return 0.0
+        return _epsilon(sigma, self.delta) if sigma > 0 else math.inf
+
+    def allows(self, multipliers: Iterable[float]) -> bool:
+        """Return whether uploads with these noise multipliers are within the budget together."""
+        return composed(multipliers) >= self.multiplier(1) * (1 - ROUNDING)
+
+
+def composed(multipliers: Iterable[float]) -> float:
+    """Return the noise multiplier of one upload that reveals as much as several together.
+
+    Infinite without any; 0 if one of them has no noise (Dong, Roth and Su 2022, Corollary 3.3).
+
+    >>> composed([2.0, 2.0, 2.0, 2.0])
+    1.0
+    """
+    losses = [1 / (z * z) if z > 0 and z * z > 0 else math.inf for z in multipliers]
+    return 1 / math.sqrt(math.fsum(losses)) if losses else math.inf
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,6 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from polyphily.errors import PolyphilyError
 from polyphily.flower import flwr_internals
 from polyphily.flower.deployment import Bundle, Deployment
 from polyphily.flower.joining import Answer
@@ -31,7 +30,10 @@ UNREACHED = (
 
 def to_records(parcel: Parcel) -> RecordDict:
     """Pack a parcel as the content of a Flower message."""
-    text, blob = parcel.pack()
+    return _records(*parcel.pack())
+
+
+def _records(text: str, blob: bytes) -> RecordDict:
     array = Array(dtype="uint8", shape=(len(blob),), stype=BLOB, data=blob)
     return RecordDict({FACTS: ConfigRecord({JSON: text}), TENSORS: ArrayRecord({BLOB: array})})
 
@@ -173,17 +175,13 @@ def serve(grid: Grid, context: Context) -> None:
 def make_reply(site: Site, message: Message, report: Callable[[str], None]) -> Message:
     """Return a site's reply to a message: its answer, or an error with the reason."""
     try:
-        asked = Parcel.unpack(*raw_parts(message.content))
-        kind = asked.facts.get("kind")
-        reply = to_records(site.answer(asked))
-        report(f"{kind} {asked.facts.get('round', '')}".strip())
-        return Message(reply, reply_to=message)
-    except (WireError, PolyphilyError) as error:
-        reason = str(error)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    report(f"failed: {reason}")
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        answer = site.reply(*raw_parts(message.content), report)
+    except WireError as error:
+        answer = site.failure(error, {}, report)
+    if answer.error:
+        told = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, answer.error)
+        return Message(told, reply_to=message)
+    return Message(_records(answer.text, answer.blob), reply_to=message)
 
 
 def respond(message: Message, context: Context) -> Message:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyphily.errors import PolyphilyError, UserError, missing_package, unknown
 from polyphily.flower import flwr_internals
+from polyphily.graphs.limits import TEXT
 from polyphily.runs.folder import RunFolder, safe_name, to_toml, write_text
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Bundle:
 
     def _entries(self) -> dict[str, Any]:
         file = self.path / SITE
+        TEXT.check_file(file)
         try:
             return tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError:
@@ -203,6 +205,7 @@ class Deployment:
         from polyphily.core.settings import names
 
         file = self.path / CONFIG
+        TEXT.check_file(file)
         try:
             entries = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError) as error:
@@ -411,6 +414,7 @@ class Deployment:
 
         file = folder.path / PLAN
         if file.exists():
+            TEXT.check_file(file)
             plan = Plan.from_json(json.loads(file.read_text(encoding="utf-8")))
             gather(transport, plan.sites, policy, emit, troubles)
             return plan

@@ -7,29 +7,37 @@ for twice has no effect.
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import scipy.sparse as sp
+import torch
 
 from polyphily.core.budget import Budget
 from polyphily.core.local import Local
-from polyphily.core.messages import Message
-from polyphily.core.method import Method
+from polyphily.core.messages import Contract, Declared, Message, MessageError
+from polyphily.core.method import Method, sizes_of
 from polyphily.core.metrics import SPLITS, Evaluator, positive_index, score_axis
 from polyphily.errors import UserError
+from polyphily.flower import account, disclosure
+from polyphily.flower.audit_log import AuditLog
+from polyphily.flower.joining import Answer
 from polyphily.flower.plan import Plan
 from polyphily.flower.site_files import SiteState
 from polyphily.flower.site_graph import SiteGraph
+from polyphily.flower.site_policy import MEGABYTE, Ledger, PolicyFile, Refused, SitePolicy
 from polyphily.flower.wire import (
     CLOSE,
     DISMISS,
     FINISH,
+    HEADER,
     HELLO,
     KEYS,
     KINDS,
@@ -39,6 +47,7 @@ from polyphily.flower.wire import (
     SHARE,
     Parcel,
     WireError,
+    size,
 )
 from polyphily.graphs.checked import plain
 from polyphily.graphs.encoding import Encoding
@@ -58,6 +67,7 @@ if TYPE_CHECKING:
     from polyphily.flower.keys import Identity
     from polyphily.flower.masks import Member
 
+MODELS_IN_A_MESSAGE = 8  # the server may send several tensors of the size of a model
 Scores = list[list[float | None]]
 """A score per split and metric; None if there is nothing to score."""
 
@@ -76,6 +86,7 @@ class Prepared:
         clients: the runtime, with this client only.
         evaluator: scores the client's models.
         initial: the parameters before the first round.
+        declared: what the method declares to upload, and to get from the server.
         encoding: how the site's columns became features, with its own means if the plan leaves
             them open.
     """
@@ -85,6 +96,7 @@ class Prepared:
     clients: Clients
     evaluator: Evaluator
     initial: Message
+    declared: tuple[tuple[Declared, ...], tuple[Declared, ...]]
     encoding: Encoding | None = None
 
     @classmethod
@@ -98,10 +110,10 @@ class Prepared:
     ) -> Prepared:
         """Prepare a plan for an encoded graph with a split, on a device of the site's choice."""
         classes = len(plan.schema.classes)
-        network = plan.network()
+        method, network = plan.make_method(), plan.network()
         cohort = cohort_of(plan.settings, [graph], [(plan.seed, number)], classes, device=device)
         clients = Clients.create(
-            plan.make_method(),
+            method,
             network,
             cohort,
             plan.settings,
@@ -115,7 +127,10 @@ class Prepared:
             plan.settings.metric or "accuracy",
             positive_index(plan.schema.classes, plan.settings.positive),
         )
-        return cls(plan, number, clients, evaluator, initial_parameters(network), encoding)
+        sizes = sizes_of(method, network, len(plan.sites))
+        declared = method.uploads(sizes), method.downloads(sizes)
+        initial = initial_parameters(network)
+        return cls(plan, number, clients, evaluator, initial, declared, encoding)
 
     @property
     def method(self) -> Method:
@@ -136,6 +151,23 @@ class Prepared:
         with matmul_precision(self.plan.settings.precision):
             trained = self.clients.train(received, memory, round_index)
         return trained.uploads, trained.memory, float(trained.losses[0])
+
+    def check_upload(self, upload: Message, number: int) -> None:
+        """Raise a MessageError if an upload is not what the method declares for a round."""
+        self._contract(0, number).check(upload)
+
+    def check_download(self, download: Message, number: int) -> None:
+        """Raise a WireError if the server sent something other than the method declares."""
+        try:
+            self._contract(1, number).check(download)
+        except MessageError as error:
+            raise WireError(f"the server's message {error}") from None
+        if any(len(tensor) != 1 for tensor in download.values()):
+            raise WireError("the server's message is not for one site")
+
+    def _contract(self, direction: int, number: int) -> Contract:
+        dtype: torch.dtype = getattr(torch, self.plan.settings.dtype)
+        return Contract.of(self.declared[direction], number, dtype)
 
     def model(self, rounds: int, view: Local, which: str) -> SavedModel:
         """Return the model of a view, as the site saves it."""
@@ -184,6 +216,7 @@ class _Round:
     Attributes:
         prepared: the plan of the run.
         files: of the run at this site.
+        ledger: of the uploads in this run.
         number: the round, from 1.
         base: the last round in which the server accepted an answer of this site.
         download: what the server sent, on the site's device.
@@ -192,6 +225,7 @@ class _Round:
 
     prepared: Prepared
     files: SiteState
+    ledger: Ledger
     number: int
     base: int
     download: Message
@@ -212,32 +246,36 @@ class _Round:
         """Train and save the new memory; return the upload, and the scores and loss for the reply.
 
         Under differential privacy every new upload costs privacy. A repeated question gets the
-        same upload again.
+        same upload again. An upload is in the site's journal before this returns.
         """
+        prepared, number = self.prepared, self.number
+        question = _digest(f"{number} {self.base}", self.download)
+        same = self.files.sent_before(number, question) if prepared.private else None
+        if same is None:
+            self.ledger.check()  # before the work is done
+            upload, outcome = self._train(question)
+        else:
+            upload = same
+            outcome = {"trained": no_scores(prepared.plan.settings.metric), "loss": None}
+        if prepared.plan.settings.private:
+            prepared.check_upload(upload, number)
+        if upload:
+            self.ledger.record(number, _digest("upload", upload))
+        return upload, outcome
+
+    def _train(self, question: str) -> tuple[Message, dict[str, Any]]:
         prepared, files, number = self.prepared, self.files, self.number
-        question = self._digest()
-        if prepared.private:
-            if (same := files.sent_before(number, question)) is not None:
-                return same, {"trained": no_scores(prepared.plan.settings.metric), "loss": None}
-            files.check_budget(prepared.plan.settings.rounds)
         upload, memory, loss = prepared.train(self.download, self.memory, number - 1)
         trained = prepared.clients.trained(memory, number)
         scores = prepared.scores(trained)
         files.save(number, memory)
         if prepared.private:
-            files.note_sent(number, question, upload)
+            files.save_sent(number, question, upload)
         if prepared.method.view == "trained":
             self.save_candidate(number, trained)
         files.prune(number, self.base)
         show_loss = math.isfinite(loss) and not prepared.private
         return upload, {"trained": scores, "loss": loss if show_loss else None}
-
-    def _digest(self) -> str:
-        """Return a hash of the round and the download, to recognise a repeated question."""
-        found = hashlib.sha256(f"{self.number} {self.base}".encode())
-        for name, tensor in sorted(self.download.items()):
-            found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
 
 
 class Site:
@@ -248,8 +286,9 @@ class Site:
         graph: the graph as its files hold it.
         folder: for private memory and models.
         device: where to compute.
-        dp: the largest privacy budget with which this site takes part; None: any, or no privacy.
-        secure: whether this site takes part only in runs with secure aggregation.
+        dp: the largest privacy budget of all uploads of this site; None: as its policy says.
+        secure: whether this site takes part only in runs with secure aggregation, whatever its
+            policy says.
         identity: the site's key and all public keys, for secure aggregation.
     """
 
@@ -267,8 +306,73 @@ class Site:
         check_device(device)
         self.name, self.graph, self.folder, self.device = name, graph, folder, device
         self.dp, self.secure, self.identity = dp, secure, identity
+        self.policy, self.log = PolicyFile(folder), AuditLog(folder)
+        self.clock: Callable[[], dt.datetime] = account.now
+        self._report: Callable[[str], None] = _ignore
+        self._judged: tuple[Plan, SitePolicy] | None = None
         self._prepared: Prepared | None = None
         self._own_member: Member | None = None
+
+    def check_files(self) -> None:
+        """Check the policy, the journal of uploads and the audit log.
+
+        Raises:
+            UserError: if one of them cannot be used.
+        """
+        if self.policy.file.exists():
+            self.policy.read()
+        self.policy.account().uploads()
+        self.log.check_uploads(self.policy.account().journal)
+
+    def reply(self, text: str, blob: bytes, report: Callable[[str], None]) -> Answer:
+        """Return the reply to a packed message, or an error. Either is in the audit log by then.
+
+        Args:
+            text, blob: the message (`Parcel.pack`).
+            report: called with a line of text for the site's operator.
+        """
+        self._report = report
+        facts: Mapping[str, Any] = {}
+        try:
+            _check_size(text, blob, self._rules())
+            asked = Parcel.unpack(text, blob)
+            facts = asked.facts
+            if self._rules().messages_per_day is not None:
+                self._rules().judge_messages(self.log.answered(self.clock()))
+            packed = self.answer(asked).pack()
+            self.log.note_answer(self.clock(), facts, packed, self.policy.account().journal)
+        except Exception as error:
+            return self.failure(error, facts, report)
+        report(disclosure.one_line(f"{facts.get('kind')} {facts.get('round', '')}"))
+        return Answer(*packed)
+
+    def failure(
+        self, error: Exception, facts: Mapping[str, Any], report: Callable[[str], None]
+    ) -> Answer:
+        """Return an error for the server, which tells no more than it may; report all of it here.
+
+        Args:
+            error: what went wrong.
+            facts: of the server's message, as far as it could be read.
+            report: called with a line of text for the site's operator.
+        """
+        reason = disclosure.full_text(error)
+        report(reason if isinstance(error, Refused) else f"failed: {reason}")
+        try:
+            private = disclosure.is_private(facts, self._rules())
+        except UserError:
+            private = True
+        sent = disclosure.public_text(error, facts.get("kind"), self.folder, private=private)
+        try:
+            self.log.note_error(self.clock(), facts, sent, reason)
+        except UserError as trouble:
+            report(f"failed: {disclosure.full_text(trouble)}")
+            sent = "failed: the site cannot write its audit log"
+        return Answer(error=sent)
+
+    def _rules(self) -> SitePolicy:
+        """Return the policy as it is now, together with the flags of this site."""
+        return self.policy.get(self._report).stricter(self.dp, secure=self.secure)
 
     def answer(self, asked: Parcel) -> Parcel:
         """Return the reply to a message.
@@ -279,21 +383,29 @@ class Site:
         kind = asked.facts.get("kind")
         if kind not in KINDS:
             raise WireError(f"the server asked for '{kind}', which this version does not know")
-        if kind == HELLO:
-            return self._hello()
         if kind == DISMISS:  # as an error, so that the operator reads it
             raise UserError(f"the server left this site out: {plain(asked.facts.get('reason'))}")
-        began = time.perf_counter()
-        plan = Plan.from_json(asked.facts.get("plan", {}))
-        if kind == MEASURE:
-            reply = self._measure(plan)
+        rules = self._rules()
+        rules.judge_time(str(kind), self.clock())
+        if kind == HELLO:
+            reply = self._hello(rules)
         else:
-            reply = self._reply(str(kind), asked, self._prepare(plan))
-        seconds = time.perf_counter() - began
-        facts = {"kind": kind, "run": plan.run, "round": asked.facts.get("round", 0)}
-        return Parcel({**facts, "seconds": seconds, **reply.facts}, reply.tensors)
+            began = time.perf_counter()
+            with _about_the_plan():
+                plan = Plan.from_json(asked.facts.get("plan", {}))
+            self._check_conditions(plan, str(kind), rules)
+            content = (
+                self._measure(plan)
+                if kind == MEASURE
+                else self._reply(str(kind), asked, self._prepare(plan), rules)
+            )
+            facts = {"kind": kind, "run": plan.run, "round": asked.facts.get("round", 0)}
+            facts |= {"seconds": time.perf_counter() - began, **content.facts}
+            reply = Parcel(disclosure.silenced(facts, plan, rules), content.tensors)
+        disclosure.check_declared(str(kind), reply)
+        return reply
 
-    def _hello(self) -> Parcel:
+    def _hello(self, rules: SitePolicy) -> Parcel:
         schema = self.graph.schema
         return Parcel(
             {
@@ -304,20 +416,15 @@ class Site:
                 "classes": list(schema.classes),
                 "columns": [column.to_json() for column in schema.columns],
                 "digest": schema.digest,
-                "dense": not sp.issparse(self.graph.graph.features),
+                "dense": rules.private or not sp.issparse(self.graph.graph.features),
                 "relations": list(own_relations(self.graph.graph)),
             }
         )
 
     def _prepare(self, plan: Plan) -> Prepared:
-        """Prepare a plan; later messages of the run get the same one.
-
-        Raises:
-            UserError: if this site does not take part under these conditions.
-        """
+        """Prepare a plan; later messages of the run get the same one."""
         if self._prepared is not None and self._prepared.plan == plan:
             return self._prepared
-        self._check_conditions(plan)
         raw = self._raw(plan)
         encoding = _own_encoding(plan, raw)
         number = plan.sites.index(self.name)
@@ -334,7 +441,6 @@ class Site:
         Raises:
             UserError: in a run with differential privacy or secure aggregation.
         """
-        self._check_conditions(plan)
         if plan.settings.private:
             raise UserError(
                 f"site '{self.name}' sends no statistics of its columns in a run with differential "
@@ -343,28 +449,27 @@ class Site:
         found = train_statistics(self._raw(plan), plan.schema.columns or plan.schema.width)
         return Parcel({"statistics": found.to_json()})
 
-    def _check_conditions(self, plan: Plan) -> None:
-        """Check that the plan includes this site and has the privacy that it insists on."""
-        if self.name not in plan.sites:
-            raise UserError(f"site '{self.name}' is not part of run {plan.run}")
-        if self.dp is not None and not self.dp.covers(Budget.parse(plan.settings.dp)):
-            raise UserError(
-                f"site '{self.name}' takes part with epsilon at most {self.dp.epsilon:g} and delta "
-                f"at most {self.dp.delta:g}: run {plan.run} has dp {plan.settings.dp}"
-            )
-        if self.secure and not plan.settings.secure_aggregation:
-            raise UserError(
-                f"site '{self.name}' takes part with secure aggregation only: run {plan.run} has "
-                "none"
-            )
-        check_privacy(plan.make_method(), plan.settings, len(plan.sites))
+    def _check_conditions(self, plan: Plan, kind: str, rules: SitePolicy) -> None:
+        """Judge a plan by the site's policy: as a whole if it is new, its budget every time.
 
-    def _reply(self, kind: str, asked: Parcel, prepared: Prepared) -> Parcel:
+        Raises:
+            Refused: if it breaks a rule.
+            WireError: if the plan is not one for this site.
+        """
+        if self._judged != (plan, rules):
+            with _about_the_plan():
+                if self.name not in plan.sites:
+                    raise UserError(f"site '{self.name}' is not part of run {plan.run}")
+                check_privacy(plan.make_method(), plan.settings, len(plan.sites))
+                rules.judge(plan)
+            self._judged = plan, rules
+        rules.judge_budget(plan, kind, self.policy.account(), self.clock())
+
+    def _reply(self, kind: str, asked: Parcel, prepared: Prepared, rules: SitePolicy) -> Parcel:
         """Return the content of the reply to any message but the first."""
         plan = prepared.plan
         if kind == PREPARE:
-            counts = prepared.evaluator.counts[0].tolist()
-            return Parcel({"counts": [1.0] * len(SPLITS) if prepared.private else counts})
+            return Parcel({"counts": prepared.evaluator.counts[0].tolist()})
         if kind in (KEYS, SHARE, REVEAL):
             return Parcel(self._member(plan).answer(kind, plan, asked.facts))
         files = SiteState(self.folder, plan.run)
@@ -377,7 +482,11 @@ class Site:
         download = prepared.on_device(asked.tensors)
         memory, note = _load_memory(prepared, files, base)
         number = _number(asked.facts, "round")
-        round_ = _Round(prepared, files, number, base, download, memory)
+        if number > plan.settings.rounds:
+            raise WireError(f"the server asked for round {number} of {plan.settings.rounds}")
+        prepared.check_download(asked.tensors, number + (kind == FINISH))
+        ledger = Ledger(rules, self.policy.account(), plan, prepared.clients.guard, self.clock)
+        round_ = _Round(prepared, files, ledger, number, base, download, memory)
         return self._take_part(round_, note, asked.facts.get("masks"), last=kind == FINISH)
 
     def _take_part(
@@ -422,6 +531,36 @@ class Site:
         if self._own_member is None:
             self._own_member = Member(self.name, self.identity)
         return self._own_member
+
+
+def _digest(text: str, message: Message) -> str:
+    """Return a hash of a text and named tensors."""
+    found = hashlib.sha256(text.encode())
+    for name, tensor in sorted(message.items()):
+        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _check_size(text: str, blob: bytes, rules: SitePolicy) -> None:
+    """Check the size of the server's message before it is unpacked."""
+    most = int(MODELS_IN_A_MESSAGE * rules.megabytes * MEGABYTE)
+    if len(text) > 64 * HEADER or len(blob) > most + HEADER:
+        raise WireError(f"the server's message has {size(text, blob):,} bytes, which is too many")
+
+
+def _ignore(text: str) -> None:
+    """Report nothing."""
+
+
+@contextmanager
+def _about_the_plan() -> Iterator[None]:
+    """Turn errors into those of the server's message: they tell nothing but what is in it."""
+    try:
+        yield
+    except Refused:
+        raise
+    except UserError as error:
+        raise disclosure.BadPlan(str(error)) from None
 
 
 def _own_encoding(plan: Plan, graph: Graph) -> Encoding:

@@ -1,4 +1,4 @@
-"""The files of a run at a site: private memory, models, and a log of uploads under `--dp`.
+"""The files of a run at a site: private memory, models, and the last uploads under `--dp`.
 
 Memory never leaves the site. It is written atomically, to one file per round.
 """
@@ -10,7 +10,6 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from polyphily.core.messages import Message
-from polyphily.errors import UserError
 from polyphily.runs.folder import read_tensors, save_tensors
 from polyphily.runs.models import BEST
 
@@ -20,15 +19,13 @@ KEPT = 4  # latest rounds whose files are kept, besides the round that the serve
 class SiteState:
     """The files of a run at a site: the memory after each of the last rounds, and the models.
 
-    Under differential privacy there are also the last uploads and a log with one line per upload.
-    Every upload that is computed costs privacy, whether the server gets it or not. If the server
-    repeats a question, the site sends the same upload again, which costs nothing.
+    Under differential privacy there are also the last uploads. If the server repeats a question,
+    the site sends the same upload again, which costs nothing (`flower/account.py`).
     """
 
     def __init__(self, folder: Path, run: str) -> None:
         self.memories = folder / "memory" / run
         self.models = folder / "models" / run
-        self.uploads = self.memories / "uploads.txt"
 
     def _sent(self, rounds: int) -> Path:
         return self.memories / f"sent-{rounds:06d}.safetensors"
@@ -41,16 +38,8 @@ class SiteState:
             return None
         return upload if facts.get("question") == question else None
 
-    def check_budget(self, rounds: int) -> None:
-        """Raise a UserError if `rounds` uploads, for which the noise is set, have been made."""
-        made = len(self.uploads.read_text().splitlines()) if self.uploads.exists() else 0
-        if made >= rounds:
-            raise UserError(f"the privacy budget of this run is spent: {made} uploads were made")
-
-    def note_sent(self, rounds: int, question: str, upload: Message) -> None:
-        """Log an upload and save it. It is logged first: a kill in between must not hide it."""
-        with self.uploads.open("a", encoding="ascii") as file:
-            file.write(f"{rounds} {question}\n")
+    def save_sent(self, rounds: int, question: str, upload: Message) -> None:
+        """Save an upload, to send it again if the question is repeated."""
         save_tensors(self._sent(rounds), upload, {"question": question})
 
     def _file(self, rounds: int) -> Path:

@@ -31,6 +31,7 @@ import scipy.sparse as sp
 
 from polyphily.errors import UserError, missing_package
 from polyphily.graphs.graph import UNLABELLED, BoolArray, Graph, IntArray, Masks
+from polyphily.graphs.limits import PARTITION, check_npz
 from polyphily.graphs.options import Bounds, Option, declared_options, read_options
 from polyphily.graphs.random import derive, generator
 from polyphily.registry import Registry
@@ -566,10 +567,9 @@ class Partition:
 
 def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
-        with open(path, "rb") as file, zipfile.ZipFile(file):
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                return {key: archive[key] for key in archive.files}
+        check_npz(Path(path), PARTITION)
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
     except OSError as error:
         raise UserError(f"cannot read partition file '{path}': {error.strerror or error}") from None
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError) as error:

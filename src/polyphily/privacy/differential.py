@@ -60,9 +60,14 @@ class Guard:
     draws: Draws | None = None
 
     @property
+    def sensitivity(self) -> float:
+        """The largest distance of two clients' uploads before noise is added."""
+        return SENSITIVITY * self.clip
+
+    @property
     def deviation(self) -> float:
         """Standard deviation of the noise on every number."""
-        return SENSITIVITY * self.clip * self.multiplier
+        return self.sensitivity * self.multiplier
 
     def __call__(self, upload: Message, received: Message, draws: Draws) -> Message:
         """Return the protected upload.

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from polyphily.core.messages import Message
 from polyphily.errors import UserError
+from polyphily.graphs.limits import DATA, Limit
 from polyphily.graphs.loading import Federation
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
@@ -213,8 +214,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_tensors(file: Path) -> tuple[Message, dict[str, str]]:
-    """Read what `save_tensors` wrote."""
+def read_tensors(file: Path, limit: Limit = DATA) -> tuple[Message, dict[str, str]]:
+    """Read what `save_tensors` wrote.
+
+    Raises:
+        UserError: if the file is too large. A file has all numbers that its header declares.
+    """
+    limit.check_file(file)
     with safe_open(file, framework="pt") as stream:
         tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
         facts: dict[str, str] = stream.metadata() or {}

@@ -25,6 +25,7 @@ from polyphily.core.settings import Settings, from_mapping
 from polyphily.errors import UserError, unknown
 from polyphily.graphs.encoding import Encoding
 from polyphily.graphs.files.client import listed
+from polyphily.graphs.limits import MODEL
 from polyphily.nn.backbones import Backbone, Shape
 from polyphily.runs.decision import Decision
 from polyphily.runs.folder import RunFolder, read_tensors, save_tensors
@@ -223,7 +224,7 @@ class SavedModel:
         """
         file = Path(file)
         try:
-            tensors, metadata = read_tensors(file)
+            tensors, metadata = read_tensors(file, MODEL)
         except FileNotFoundError:
             raise UserError(f"no model {file}") from None
         except (OSError, SafetensorError) as error:
@@ -292,6 +293,7 @@ class ModelFile:
     @classmethod
     def read(cls, file: Path) -> ModelFile:
         """Read whose model a file is, without its tensors."""
+        MODEL.check_file(file)
         try:
             with safe_open(file, framework="pt") as stream:
                 metadata: Mapping[str, str] = stream.metadata() or {}

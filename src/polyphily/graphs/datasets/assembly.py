@@ -12,10 +12,12 @@ import scipy.sparse as sp
 
 from polyphily.graphs.datasets.info import Request
 from polyphily.graphs.graph import BoolArray, Collection, Features, Graph, IntArray, Masks
+from polyphily.graphs.limits import check_npz, unpacked
 
 
 def load_npz(path: Path) -> Any:
     """Open an archive of plain arrays. Arrays that would have to be unpickled are refused."""
+    check_npz(path)
     return np.load(path, allow_pickle=False)
 
 
@@ -23,6 +25,9 @@ def read_table(path: Path, **arguments: Any) -> Any:
     """Read a CSV file into a pandas table. pandas is imported on first use."""
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
+    if path.suffix == ".gz":
+        with unpacked(path) as stream:
+            return pd.read_csv(stream, **arguments)
     return pd.read_csv(path, **arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import scipy.sparse as sp
 from polyphily.graphs.datasets.assembly import build, collect, edges_of
 from polyphily.graphs.datasets.info import Request
 from polyphily.graphs.graph import UNLABELLED, Collection, Graph, IntArray
+from polyphily.graphs.limits import DATA
 
 GENDER = 1  # column of the table of users; 0 is missing
 OTHERS = (0, 2, 3, 4, 5, 6)  # status, major, second major, dorm, year, high school
@@ -66,6 +68,9 @@ def read_genius(request: Request) -> Collection:
 
 def _read_mat(path: Path) -> dict[str, Any]:
     """Read the arrays of a MATLAB file; objects and functions in it are refused."""
+    for name, shape, kind in scipy.io.whosmat(path):
+        if kind != "sparse":
+            DATA.check(path, 8 * math.prod(shape), f"its array '{name}' declares")
     found: dict[str, Any] = scipy.io.loadmat(path)
     kept = {name: value for name, value in found.items() if not name.startswith("__")}
     for name, value in kept.items():

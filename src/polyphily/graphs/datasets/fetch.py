@@ -15,6 +15,7 @@ from pathlib import Path
 
 from polyphily.errors import PolyphilyError, UserError, missing_package
 from polyphily.graphs.datasets.info import DatasetInfo, Part
+from polyphily.graphs.limits import DATA, check_zip
 
 TIMEOUT_SECONDS = 30.0
 NAMED_FILES = 4  # the number of missing files that a message names; the rest is counted
@@ -58,21 +59,38 @@ def _download(info: DatasetInfo, part: Part, root: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as folder, _time_limit():
         GETTERS.get(part.getter, _from_pyg)(info, part, Path(folder))
         for file in missing([part], root):
-            _check_digest(Path(folder) / file, part.sha256.get(file))
+            _check_download(Path(folder) / file, part.sha256.get(file))
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(folder) / file, root / file)
 
 
-def _check_digest(file: Path, wanted: str | None) -> None:
-    """Raise a `UserError` if a file is not the one that was published."""
-    if wanted is None:
-        return
-    found = hashlib.sha256(file.read_bytes()).hexdigest()
-    if found != wanted:
+def _check_download(file: Path, wanted: str | None) -> None:
+    """Raise a `UserError` if a download is not the file that was published."""
+    DATA.check_file(file)
+    if wanted is not None and (found := _digest(file)) != wanted:
         raise UserError(
             f"the download of {file.name} is not the published file: its sha256 is {found}, "
             f"{wanted} is wanted. Try again, or take the file from another network"
         )
+
+
+def check_intact(info: DatasetInfo, parts: Iterable[Part], root: Path) -> None:
+    """Raise a `UserError` if a file under the root is too large, or not the one published."""
+    for part in parts:
+        for file in part.files:
+            DATA.check_file(root / file)
+            wanted = part.sha256.get(file)
+            if wanted is not None and (found := _digest(root / file)) != wanted:
+                again = "it is downloaded again" if part.getter else "put the published one there"
+                raise UserError(
+                    f"{root / file} is not the published file: its sha256 is {found}, {wanted} is "
+                    f"wanted. Delete it, and {again}. Official source: {info.source}"
+                )
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _by_hand(info: DatasetInfo, absent: list[str], root: Path) -> str:
@@ -103,7 +121,8 @@ def _from_ogb(info: DatasetInfo, part: Part, folder: Path) -> None:
             f"downloading {info.name}",
             f"Or put the folder 'arxiv' of {info.source} into {folder.parent} as ogbn_arxiv.",
         ) from None
-    archive = url.download_url(info.source, str(folder))
+    archive = url.download_url(_secure(info.source), str(folder))
+    check_zip(Path(archive))
     url.extract_zip(archive, str(folder))
     (folder / "arxiv").rename(folder / "ogbn_arxiv")
 
@@ -112,8 +131,16 @@ def _from_https(info: DatasetInfo, part: Part, folder: Path) -> None:
     """Download one file from a fixed address."""
     (file,) = part.files
     (folder / file).parent.mkdir(parents=True, exist_ok=True)
-    with urllib.request.urlopen(str(part.arguments["url"])) as answer:  # https only, see registry
-        (folder / file).write_bytes(answer.read())
+    with urllib.request.urlopen(_secure(str(part.arguments["url"]))) as answer:
+        _secure(answer.geturl())  # after redirections
+        (folder / file).write_bytes(answer.read(DATA.bytes() + 1))
+
+
+def _secure(url: str) -> str:
+    """Return an address, unless it is not of https: then anybody on the way could change files."""
+    if not url.startswith("https://"):
+        raise UserError(f"refused to download from {url}: only https is safe")
+    return url
 
 
 def _from_linkx(info: DatasetInfo, part: Part, folder: Path) -> None:

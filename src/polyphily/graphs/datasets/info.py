@@ -36,7 +36,8 @@ class Part:
             at a fixed address; empty if the user has to download them by hand.
         arguments: arguments of the class beside its root, which is the folder of its own name; for
             "https" the `url`.
-        sha256: the digests of files that do not change, by path; a download is checked by them.
+        sha256: the digests of files that do not change, by path; files are checked by them after
+            their download and before every use.
     """
 
     files: tuple[str, ...]

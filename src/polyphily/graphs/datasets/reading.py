@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyphily.errors import UserError, unknown
-from polyphily.graphs.datasets.fetch import fetch, missing
+from polyphily.graphs.datasets.fetch import check_intact, fetch, missing
 from polyphily.graphs.datasets.info import DatasetInfo, Request
 from polyphily.graphs.datasets.registry import DATASETS
 
@@ -97,6 +97,7 @@ def read(
     folder = root or data_root()
     parts = info.chosen(options)
     new = fetch(info, parts.values(), folder)
+    check_intact(info, parts.values(), folder)
     files = {key: tuple(folder / file for file in part.files) for key, part in parts.items()}
     reader = info.reader or READERS[info.format]
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import resources
 from typing import TypeVar, get_args
 
 from polyphily.graphs.datasets.info import DatasetInfo, Kind, Part, Reader, common_options
@@ -57,6 +58,16 @@ def register_dataset(info: DatasetInfo) -> Callable[[R], R]:
     return add
 
 
+def _checksums() -> dict[str, str]:
+    """Return the sha256 of published files that do not change, by path."""
+    text = resources.files(__package__).joinpath("checksums.txt").read_text(encoding="ascii")
+    pairs = (line.split("  ", 1) for line in text.splitlines())
+    return {path: digest for digest, path in pairs}
+
+
+CHECKSUMS = _checksums()
+
+
 def _splits(prefix: str) -> tuple[str, ...]:
     return tuple(f"{prefix}_split_0.6_0.2_{i}.npz" for i in range(GEOM_GCN_SPLITS))
 
@@ -64,7 +75,9 @@ def _splits(prefix: str) -> tuple[str, ...]:
 def _part(folder: str, files: tuple[str, ...], getter: str, **arguments: str | bool) -> Part:
     """Return a part whose raw files lie where the torch_geometric class puts them."""
     raw = "/".join(filter(None, (getter, folder, "raw")))
-    return Part(tuple(f"{raw}/{file}" for file in files), getter, arguments)
+    paths = tuple(f"{raw}/{file}" for file in files)
+    known = {path: CHECKSUMS[path] for path in paths if path in CHECKSUMS}
+    return Part(paths, getter, arguments, known)
 
 
 def _planetoid(name: str) -> dict[str, Part]:
@@ -205,7 +218,7 @@ def _arxiv(
         *(169_343, 1_157_799, 128),
         classes=classes,
         citation=citation,
-        source="http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
+        source="https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
         format=name,
         parts={"": Part(tuple(f"ogbn_arxiv/{file}" for file in _ARXIV_FILES), "ogb")},
         default_clients=clients,

@@ -32,6 +32,7 @@ from polyphily.graphs.files.client import (
 )
 from polyphily.graphs.files.schema import TableSchema
 from polyphily.graphs.graph import UNLABELLED, BoolArray, Features, IntArray, Masks
+from polyphily.graphs.limits import DATA, check_npz, check_zip
 
 SUFFIXES = (".npz", ".pt")
 Array = npt.NDArray[Any]
@@ -378,6 +379,8 @@ class _Reader:
 
 def _load_npz(path: Path) -> dict[str, Array]:
     try:
+        if zipfile.is_zipfile(path):
+            check_npz(path)
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             raise ValueError("it holds a single array")
@@ -408,6 +411,9 @@ def _load_pt(path: Path) -> dict[str, Array]:
     advice = (
         "save a dict of tensors: torch.save({'x': x, 'edge_index': edge_index, 'y': y}, 'graph.pt')"
     )
+    if zipfile.is_zipfile(path):
+        check_zip(path)
+    DATA.check_file(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -423,6 +429,8 @@ def _load_pt(path: Path) -> dict[str, Array]:
     for name, tensor in loaded.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise UserError(f"{path}: '{name}' is not the name of a tensor: {advice}")
+        # A tensor can repeat a few stored numbers as often as it declares.
+        DATA.check(path, tensor.numel() * tensor.element_size(), f"its tensor '{name}' declares")
         small = tensor.is_floating_point() and tensor.element_size() < 4
         try:
             arrays[name] = (tensor.float() if small else tensor).detach().numpy()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyphily.errors import Faults, FileFaults, UserError, unknown
+from polyphily.graphs.limits import TEXT
 
 FILE = "schema.toml"
 KINDS = ("number", "boolean", "date", "category")
@@ -87,6 +88,7 @@ def read_schema(path: Path) -> TableSchema:
     Raises:
         FileFaults: with all faults of the file.
     """
+    TEXT.check_file(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
 import zlib
@@ -20,6 +19,7 @@ from polyphily.errors import Faults, FileFaults, UserError, missing_package
 from polyphily.graphs.files.client import count, listed
 from polyphily.graphs.files.schema import TableSchema
 from polyphily.graphs.graph import BoolArray, IntArray
+from polyphily.graphs.limits import DATA, Unpacking
 
 CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 SUFFIXES = (*CSV_SUFFIXES, ".parquet")
@@ -241,6 +241,7 @@ def read_table(
     """
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty")
+    DATA.check_file(path)
     if is_csv(path):
         return _read_csv(path, schema, required, text, others)
     return _read_parquet(path, required, text, others)
@@ -258,13 +259,51 @@ def _read_parquet(
             names = file.schema_arrow.names
             _check_names(str(path), names, required)
             texts = [name for name in names if name in text]
-            table = file.read(columns=list(dict.fromkeys([*texts, *others(names)])))
+            table = _bounded(path, file, list(dict.fromkeys([*texts, *others(names)])))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: damaged, or not a parquet file: {error}") from error
     columns = dict(zip(table.column_names, table.columns, strict=True))
     for name in texts:
         columns[name] = _as_text(path, name, columns[name])
     return Table(path, names, columns)
+
+
+def _bounded(path: Path, file: Any, columns: list[str]) -> Any:
+    """Read columns of a parquet file, unless they are too large.
+
+    The metadata give the number of values, and the size of a column with every repeated text stored
+    once. How long the texts are together is found without writing them out.
+    """
+    found = file.metadata
+    groups = [found.row_group(i) for i in range(found.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    stored = sum(int(chunk.total_uncompressed_size) for chunk in chunks)
+    numbers = 8 * sum(int(chunk.num_values) for chunk in chunks)
+    DATA.check(path, max(stored, numbers), "unpacks to")
+    if found.num_rows * stored > DATA.bytes():  # otherwise every row could hold all that is stored
+        DATA.check(path, _length_of_texts(path, file.schema_arrow, columns), "unpacks to")
+    return file.read(columns=columns)
+
+
+def _length_of_texts(path: Path, schema: Any, columns: list[str]) -> int:
+    """Return the number of bytes of all texts in columns of a parquet file."""
+    pa = arrow()
+    texts = [name for name in columns if _is_text(schema.field(name).type)]
+    total = 0
+    with pa.parquet.ParquetFile(path, read_dictionary=texts) as file:
+        for column in file.read(columns=texts).columns:
+            for chunk in column.chunks:
+                lengths = pa.compute.binary_length(chunk.dictionary)
+                total += pa.compute.sum(lengths.take(chunk.indices)).as_py() or 0
+    return total
+
+
+def _is_text(kind: Any) -> bool:
+    types = arrow().types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in tests)
 
 
 def _as_text(path: Path, name: str, column: Any) -> Any:
@@ -392,35 +431,11 @@ def _cases(words: Iterable[str]) -> list[str]:
     return sorted({form for word in words for form in (word, word.upper(), word.capitalize())})
 
 
-class _Limited(io.RawIOBase):
-    """A gzip file that refuses to unpack more than a number of bytes."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self._path, self._limit, self._file, self._done = path, limit, gzip.GzipFile(path), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        self._done += len(data)
-        if self._done > self._limit:
-            raise UserError(
-                f"{self._path}: unpacks to more than {self._limit / (1 << 30):.3g} GB: if this is "
-                "right, set unpacked_gb in schema.toml"
-            )
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 def _opened(path: Path, limit: int) -> Any:
     """Open a CSV file as bytes, unpacked if its name ends in .gz."""
     if path.suffix == ".gz":
-        return io.BufferedReader(_Limited(path, limit), 1 << 20)
+        advice = "set unpacked_gb in schema.toml"
+        return io.BufferedReader(Unpacking(path, limit, advice), 1 << 20)
     return path.open("rb")
 
 
