@@ -6,8 +6,12 @@ import base64
 import datetime as dt
 import json
 import shutil
+import socket
+import ssl
 import subprocess
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,8 @@ from polyphily.errors import UserError
 from polyphily.flower import admission, keys
 from polyphily.flower.admission import NEW_KEY, Member, Request, ServerAnswer
 from polyphily.flower.deployment import Bundle, Deployment
+from polyphily.flower.loopback import free_port
+from polyphily.flower.node import check_server
 from polyphily.flower.register import REVOKED, Journal, Register
 
 ADDRESS = "example.org:9443"
@@ -521,3 +527,27 @@ def test_files_that_others_can_replace_are_refused(
     north.path.chmod(0o755)
     with pytest.raises(UserError, match=f"chmod go-w {north.path / name}"):
         north.pair()
+
+
+# An expired server -----------------------------------------------------------------------------
+
+
+def test_a_site_is_told_that_the_servers_certificate_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    own = Deployment.create(tmp_path / "server", ["north"], "127.0.0.1", port, 1)
+    monkeypatch.setattr(keys, "VALID", dt.timedelta(seconds=-1))
+    admission.renew(own)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.path / "server.crt", own.path / "server.key")
+    with socket.create_server(("127.0.0.1", port)) as listener:
+
+        def shake_hands() -> None:
+            connection, _ = listener.accept()
+            with suppress(OSError), context.wrap_socket(connection, server_side=True):
+                pass
+
+        threading.Thread(target=shake_hands, daemon=True).start()
+        with pytest.raises(UserError, match=r"has expired.*server renew"):
+            check_server(Bundle(own.path / "bundles" / "north"))

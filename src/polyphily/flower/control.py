@@ -36,7 +36,12 @@ def _client(deployment: Deployment) -> Iterator[Any]:
         secret = read_secret(deployment)
         with flwr_internals.control_client(deployment.control, certificate, secret) as client:
             yield client
-    except httpx.TransportError:
+    except httpx.TransportError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise UserError(
+                f"what answers at {deployment.control} is not this server, or its certificate has "
+                f"expired ({plain(error)}). To renew it: polyphily server renew {deployment.path}"
+            ) from None
         raise UserError(
             f"no server answers at {deployment.control}: polyphily server start {deployment.path}"
         ) from None

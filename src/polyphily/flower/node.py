@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyphily.flower.keys import KeyPair
 
 POLL, RETRY = 0.5, 2.0  # seconds between two looks for messages, and between two connections
+EXPIRED = 10  # OpenSSL's number for a certificate that has expired
 Report = Callable[[str], None]
 
 
@@ -44,6 +45,11 @@ def check_server(bundle: Bundle) -> bool:
         ):
             return True
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code == EXPIRED:
+            raise UserError(
+                f"the certificate of the server at {host}:{port} has expired. Its operator can "
+                "renew it: polyphily server renew. Nothing was sent to it"
+            ) from None
         raise UserError(
             f"{host}:{port} is not the server of this bundle: {error.verify_message}. "
             "Nothing was sent to it"
