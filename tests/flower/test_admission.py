@@ -551,3 +551,31 @@ def test_a_site_is_told_that_the_servers_certificate_has_expired(
         threading.Thread(target=shake_hands, daemon=True).start()
         with pytest.raises(UserError, match=r"has expired.*server renew"):
             check_server(Bundle(own.path / "bundles" / "north"))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(at=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
+def test_a_damaged_answer_is_refused_or_says_the_same(
+    own: Deployment, tmp_path: Path, at: float, value: int
+) -> None:
+    """Only the server's address is neither signed nor secret; the site keeps its own."""
+    if not (tmp_path / "north").exists():
+        let_in(own, tmp_path, "north", "south")
+    whole = bytearray(admission.answer(own, "north").read_bytes())
+    whole[int(at * len(whole))] = value
+    damaged = tmp_path / "damaged.json"
+    damaged.write_bytes(whole)
+    north = Bundle(tmp_path / "north")
+    before = north.identity().public_keys
+    try:
+        done = admission.accept(north.path, damaged)
+    except UserError:
+        assert north.identity().public_keys == before
+        return
+    after = north.identity().public_keys
+    assert all(after[name] == before[name] for name in before.keys() & after.keys())
+    if done.added or done.removed:  # a name in the list of sites was damaged, and it is shown
+        admission.accept(north.path, admission.answer(own, "north"))
+    assert north.address == ("example.org", 9443)

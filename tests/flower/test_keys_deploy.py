@@ -236,12 +236,14 @@ def test_a_healthy_server_and_healthy_sites_print_no_errors(place: Place) -> Non
     for name in place.names:
         place.admit(name)
         place.join(name)
-    name = place.own.new_run("fedavg", {"rounds": 6, "classes": ["0", "1"]}, {})
+    name = place.own.new_run("fedavg", {"rounds": 500, "classes": ["0", "1"]}, {})
     folder = place.own.run_folder(name)
-    control.start(place.own, folder)
-    wait_for(lambda: len(folder.records()) >= 2, 120)
-    polyphily("server", "stop", place.home)
-    polyphily("server", "resume", place.home)
+    for rounds in (2, 4):  # the second time it is resumed
+        control.start(place.own, folder)
+        wait_for(lambda least=rounds: len(folder.records()) >= least, 120)  # type: ignore[misc]
+        control.stop(place.own, folder)
+        wait_for(lambda: control.state(place.own, folder).over)
+    time.sleep(3)  # the sites send their last answers
     for process in ("south", "east", "north", "server"):
         place.processes[process].send_signal(signal.SIGINT)
         place.processes[process].wait(30)

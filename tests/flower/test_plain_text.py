@@ -84,6 +84,8 @@ EXPECTED = [
     "Failed to store Message reply: The message it replies to with message_id ab does not exist",
     "Failed to store Message reply: duplicate reply for reply_to_message_id ab or invalid run.",
     "Connection attempt failed, retrying in 0.61 seconds",
+    "[/v1/control/stop-run][ApiError:18] Cannot stop run 5 for x; run is already finished with y",
+    "SuperExec subprocess did not terminate within 1 second.",
 ]
 REAL = [
     "[/v1/control/start-run][ApiError:5] the database is locked",

@@ -13,7 +13,6 @@ of answers, so that the other sites can check a new key themselves and need not 
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import json
 import re
@@ -121,6 +120,10 @@ class Member:
             raise ValueError("a site without keys") from None
         if not 1 <= len(found[0]) <= MOST_ROTATIONS or len(found[1]) != len(found[0]) - 1:
             raise ValueError("a site with keys and signatures that do not match")
+        for key in found[0]:
+            keys.parse_public(key.encode("ascii"))
+        for signature in found[1]:
+            base64.b64decode(signature, validate=True)
         return cls(*found)
 
 
@@ -328,8 +331,6 @@ def _own_key(
             continue
         keys.check_modes(own)
         _, public = keys.read_pair(own)
-        if certificate.public_key() != public:
-            continue
         listed = answer.members.get(answer.name)
         if keys.is_certified(certificate, answer.name, public, authority) and (
             listed is not None and listed.key == public
@@ -347,17 +348,13 @@ def _compare(
     """Return the fingerprints of other sites' new keys: of new sites, and of known ones."""
     added, replaced = {}, {}
     for name, member in members.items():
-        try:
-            key = member.key
-            if name == own or held.get(name) == key:
-                continue
-            if name not in held:
-                added[name] = keys.fingerprint(key)
-                continue
-            follows = member.follows(name, held[name])
-        except (ValueError, binascii.Error) as error:
-            raise UserError(f"{file}: the key of '{name}' cannot be read: {error}") from None
-        if not follows:
+        key = member.key
+        if name == own or held.get(name) == key:
+            continue
+        if name not in held:
+            added[name] = keys.fingerprint(key)
+            continue
+        if not member.follows(name, held[name]):
             raise UserError(
                 f"{file} has another key for '{name}', which is not signed with the key that this "
                 f"site knows ({keys.fingerprint(held[name])}). If '{name}' has lost its key, ask "

@@ -18,6 +18,8 @@ EXPECTED = re.compile(
     r"|Invalid run ID for Message"
     r"|\[ApiError:2007\]"  # an answer after the end of its run
     r"|\[/v1/runtime/[a-z-]+\]\[ApiError:1008\]"  # the server's part of a run that was stopped
+    r"|\[ApiError:18\] Cannot stop run \d+ .*already finished"
+    r"|SuperExec subprocess did not terminate within"  # it ends when it sees that its parent has
     r"|Connection attempt failed, retrying"  # while the server starts
     r"|Connection successful after"
     r"|SuperExec terminated gracefully|Task stopped by user"

@@ -113,7 +113,10 @@ def parse_public(content: bytes) -> ec.EllipticCurvePublicKey:
     Raises:
         ValueError: if it is no elliptic-curve key on P-384.
     """
-    key = serialization.load_ssh_public_key(content)
+    try:
+        key = serialization.load_ssh_public_key(content)
+    except UnsupportedAlgorithm:
+        key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != _CURVE:
         raise ValueError("not an elliptic-curve key on P-384")
     return key
@@ -295,10 +298,11 @@ def is_certified(
     now = dt.datetime.now(dt.UTC)
     try:
         certificate.verify_directly_issued_by(by)
-    except (ValueError, TypeError, InvalidSignature):
+        certified = certificate.public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return (
-        certificate.public_key() == key
+        certified == key
         and _common_name(certificate.subject) == name
         and certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
     )
@@ -356,10 +360,13 @@ def read_request(content: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
         ValueError: if it cannot be read, or if whoever made it does not have the private key.
     """
     request = x509.load_pem_x509_csr(content)
-    key = request.public_key()
+    try:
+        key, is_signed = request.public_key(), request.is_signature_valid
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != _CURVE:
         raise ValueError("not an elliptic-curve key on P-384")
-    if not request.is_signature_valid:
+    if not is_signed:
         raise ValueError("it is not signed with its own key")
     return _common_name(request.subject), key
 
