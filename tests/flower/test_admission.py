@@ -579,3 +579,18 @@ def test_a_damaged_answer_is_refused_or_says_the_same(
     if done.added or done.removed:  # a name in the list of sites was damaged, and it is shown
         admission.accept(north.path, admission.answer(own, "north"))
     assert north.address == ("example.org", 9443)
+
+
+def test_a_run_needs_sites_and_their_keys(own: Deployment, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no site that may connect.*server admit"):
+        own.new_run("fedavg", {}, {})
+    let_in(own, tmp_path, "north", "south")
+    config = own.path / "config.toml"
+    whole = config.read_text()
+    config.write_text(whole.replace('"north"', '"north", "west"'))
+    with pytest.raises(UserError, match="no key for west"):
+        own.new_run("fedavg", {}, {})
+    config.write_text(whole)
+    admission.revoke(own, "north")
+    request = own.run_folder(own.new_run("fedavg", {}, {})).path / "request.json"
+    assert json.loads(request.read_text())["sites"] == ["south"]

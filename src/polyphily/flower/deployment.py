@@ -304,10 +304,13 @@ class Deployment:
         from polyphily.runtime.network import complete
         from polyphily.runtime.robust import check_robust
 
-        if not self.sites:
-            raise UserError(
-                f"{self.path} has no site yet: polyphily server admit {self.path} REQUEST"
-            )
+        known = {entry.name for entry in self.register.entries()}
+        unknown_sites = [name for name in self.config()["sites"] if name not in known]
+        if unknown_sites or not self.sites:
+            what = "no site that may connect"
+            if unknown_sites:
+                what = f"no key for {', '.join(unknown_sites)}, which config.toml names"
+            raise UserError(f"{self.path} has {what}: polyphily server admit {self.path} REQUEST")
         entries = {**self.config(), **settings}
         asked = {k: v for k, v in entries.items() if k in names()}
         check_for_flower(from_mapping(asked))
