@@ -8,24 +8,25 @@ private graph. The graph stays in memory between rounds, and no process is start
 from __future__ import annotations
 
 import fcntl
+import secrets
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from polyphily.errors import UserError
 from polyphily.flower import flwr_internals
 from polyphily.flower.deployment import Bundle, quiet_flower, require_flower
+from polyphily.flower.plain_text import plain
 from polyphily.flower.site import Site
-from polyphily.runs.folder import write_text
 
 if TYPE_CHECKING:
     from polyphily.flower.keys import KeyPair
 
 POLL, RETRY = 0.5, 2.0  # seconds between two looks for messages, and between two connections
-NODE = "node-id"  # file in the bundle: the site's node number at the server
+EXPIRED = 10  # OpenSSL's number for a certificate that has expired
 Report = Callable[[str], None]
 
 
@@ -44,6 +45,11 @@ def check_server(bundle: Bundle) -> bool:
         ):
             return True
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code == EXPIRED:
+            raise UserError(
+                f"the certificate of the server at {host}:{port} has expired. Its operator can "
+                "renew it: polyphily server renew. Nothing was sent to it"
+            ) from None
         raise UserError(
             f"{host}:{port} is not the server of this bundle: {error.verify_message}. "
             "Nothing was sent to it"
@@ -70,12 +76,13 @@ def join(bundle: Bundle, site: Site, report: Report) -> None:
     require_flower()
     quiet_flower()
     keys = bundle.pair()
+    seat = secrets.token_hex(16)  # tells this process from others with the same key
     waiting = False
     with _locked(bundle):
         while True:
             if check_server(bundle):
                 waiting = False
-                _answer_messages(bundle, keys, site, report)
+                _answer_messages(bundle, keys, seat, site, report)
                 report("disconnected; trying again")
             elif not waiting:
                 report(f"waiting for the server at {':'.join(map(str, bundle.address))}")
@@ -94,21 +101,28 @@ def _locked(bundle: Bundle) -> Iterator[None]:
         yield
 
 
-def _answer_messages(bundle: Bundle, keys: KeyPair, site: Site, report: Report) -> None:
-    """Connect and answer messages until the connection breaks."""
+def _answer_messages(bundle: Bundle, keys: KeyPair, seat: str, site: Site, report: Report) -> None:
+    """Connect and answer messages until the connection breaks.
+
+    Raises:
+        UserError: if the server refuses this site, which trying again does not change.
+    """
     import httpx
 
     from polyphily.flower.app import make_reply
 
     host, port = bundle.address
     address, certificate = f"{host}:{port}", bundle.certificate.read_bytes()
-    _end_old_connection(bundle, keys)
     try:
-        with flwr_internals.fleet_connection(address, certificate, keys) as connection:
-            write_text(bundle.path / NODE, f"{connection.node_id}\n")
+        with flwr_internals.FleetConnection(address, certificate, keys, seat) as connection:
             report("connected")
             while True:
-                if (received := connection.receive()) is None:
+                try:
+                    received = connection.receive()
+                except flwr_internals.MessageGone:
+                    report("the server has stopped the run of a message")
+                    continue
+                if received is None:
                     time.sleep(POLL)
                     continue
                 message, run = received
@@ -116,30 +130,11 @@ def _answer_messages(bundle: Bundle, keys: KeyPair, site: Site, report: Report) 
                 try:
                     connection.send(reply, run, 0.0)  # the time would tell the size of the graph
                 except flwr_internals.ReplyRejected as error:
-                    report(f"the server did not accept the answer: {error}")
+                    report(f"the server did not accept the answer: {plain(error)}")
     except httpx.HTTPError as error:
-        report(f"lost the server: {error}")
-    except SystemExit:  # raised by Flower
+        report(f"lost the server: {plain(error)}")
+    except flwr_internals.ConnectionRefused as error:
         raise UserError(
-            f"the server at {address} refused the key of '{bundle.name}'. Either it does not "
-            "know this key (is the bundle from another server?), or the same site is connected "
-            "from elsewhere"
+            f"the server at {address} refused the key of '{bundle.name}': {plain(error)}. If "
+            "somebody else may have the key, tell the server's operator, who can revoke it"
         ) from None
-
-
-def _end_old_connection(bundle: Bundle, keys: KeyPair) -> None:
-    """Tell the server that this site's earlier connection is over, if there was one.
-
-    Otherwise Flower would refuse the site until that connection has missed two heartbeats, which
-    takes a minute.
-    """
-    import httpx
-
-    file = bundle.path / NODE
-    if not file.exists():
-        return
-    host, port = bundle.address
-    with suppress(httpx.HTTPError, ValueError):
-        node_id = int(file.read_text(encoding="ascii"))
-        certificate = bundle.certificate.read_bytes()
-        flwr_internals.deactivate_node(f"{host}:{port}", certificate, keys, node_id)

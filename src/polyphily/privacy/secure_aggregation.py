@@ -13,8 +13,8 @@ as every other party's neighbour. The parties trust the server to follow the pro
 4. `Party.reveal`: the parties reveal their shares of the seeds of parties that answered, and their
    shares of the private keys of parties that dropped out. The server removes the remaining masks.
 
-Key agreement, secret sharing and encryption are Flower's (`flwr_crypto.py`). Two parts differ from
-Flower's SecAgg+:
+Key agreement, secret sharing and encryption are in `crypto.py`. Two parts differ from Flower's
+SecAgg+:
 
 - Its masks come from a generator with a seed of 32 bits, all of which a server can try. Here they
   are the ChaCha20 stream of the whole key.
@@ -41,8 +41,7 @@ from torch import Tensor
 from polyphily.core.messages import Message, Uploads
 from polyphily.errors import PolyphilyError, TrainingError
 from polyphily.nn.sparse import flat
-from polyphily.privacy.differential import MIN_CLIENTS, unweighed, weighed
-from polyphily.privacy.flwr_crypto import (
+from polyphily.privacy.crypto import (
     bytes_to_public_key,
     combine_shares,
     create_shares,
@@ -54,6 +53,7 @@ from polyphily.privacy.flwr_crypto import (
     share_keys_plaintext_concat,
     share_keys_plaintext_separate,
 )
+from polyphily.privacy.differential import MIN_CLIENTS, unweighed, weighed
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 STEP = 2.0**-24  # resolution of the fixed-point numbers
