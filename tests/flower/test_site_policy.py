@@ -63,7 +63,6 @@ def refused(site: Site, plan: Plan, kind: str = PREPARE, **more: Any) -> Refused
     [
         ('methods = ["fedavg", "fedper"]', {}, {"method": "fedprox"}, "methods"),
         ("sites = 3", {}, {"sites": (NAME, "client-1")}, "sites"),
-        ("sites = 3", {}, {"sites": (NAME, "client-1", "client-1")}, "sites"),
         ("rounds = 3", {"rounds": 3}, {"rounds": 4}, "rounds"),
         ("epochs = 4", {"epochs": "2-4"}, {"epochs": "2-5"}, "epochs"),
         ("parameters = 200", {}, {"hidden": 64}, "parameters"),

@@ -260,8 +260,8 @@ class Deployment:
             if not isinstance(entries.get(name, kind()), kind):
                 raise UserError(f"{file}: '{name}' must be {noun}")
         sites = [str(site) for site in entries["sites"]]
-        if not sites or len(set(sites)) < len(sites):
-            raise UserError(f"{file}: name each site once in 'sites', and at least one")
+        if len(set(sites)) < len(sites):
+            raise UserError(f"{file}: name each site once in 'sites'")
         return entries
 
     @property
