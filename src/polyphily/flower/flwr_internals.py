@@ -8,8 +8,9 @@ dependency, and its SuperLink alone takes two seconds to import.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from flwr.app import Message
 
     from polyphily.flower.keys import KeyPair
+
+TRIES, WAIT = 3, 0.5  # calls to a server that cannot be reached, and seconds between the first two
+CONTENT_TIMEOUT = 120.0  # seconds for the content of a message to arrive at the SuperLink
+_BUSY = (502, 503, 504)  # HTTP statuses after which a call is repeated
 
 
 def is_installed() -> bool:
@@ -108,40 +113,103 @@ def node_statuses(client: Any) -> dict[bytes, str]:
 # Fleet API: a site's connection ------------------------------------------------------------------
 
 
+class ConnectionFailed(Exception):
+    """The server cannot be reached, or no longer knows this connection."""
+
+
+class ConnectionRefused(Exception):
+    """The server refused a site's key."""
+
+
+class MessageLost(Exception):
+    """The server withdrew a message, or its content cannot be had."""
+
+
 class ReplyRejected(Exception):
     """The server did not accept a site's reply."""
 
 
 class FleetConnection:
-    """An active connection of a site to the SuperLink. Flower sends heartbeats meanwhile.
+    """An active connection of a site to the SuperLink, with heartbeats in a thread.
+
+    Flower's own connection (`http_request_response`) is not used: where it cannot go on, it sends
+    SIGINT to its process, raises a BaseException, or exits the process after five seconds.
 
     Args:
-        callbacks: what `http_request_response` of flwr yields.
+        client: flwr's client of the Fleet API.
+        node_id: the site's number at the server.
     """
 
-    def __init__(self, callbacks: tuple[Any, ...]) -> None:
-        self.node_id: int
-        self.node_id, self._receive, self._send, _, _, *objects = callbacks
-        self._pull, self._push, self._confirm = objects
+    def __init__(self, client: Any, node_id: int) -> None:
+        from flwr.proto.node_pb2 import Node
+        from flwr.supercore.heartbeat import HeartbeatSender
+
+        self.client, self.node_id = client, node_id
+        self._node = Node(node_id=node_id)
+        self._forgotten = False  # whether the server no longer knows this connection
+        self.heartbeats = HeartbeatSender(self._send_heartbeat)
+
+    def _send_heartbeat(self) -> bool:
+        """Send a heartbeat; return False if it must be sent again soon."""
+        import httpx
+        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        request = SendNodeHeartbeatRequest(
+            node=self._node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        )
+        try:
+            self._forgotten |= not self.client.SendNodeHeartbeat(request).success
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in _BUSY:
+                return False
+            self._forgotten = True
+        except (httpx.HTTPError, ValueError, RuntimeError):  # RuntimeError: the client is closed
+            return False
+        return True
 
     def receive(self) -> tuple[Message, int] | None:
         """Return the next message and the number of its run; None if there is no message.
 
         Flower sends an envelope first. The content is pulled in pieces and put together here.
+
+        Raises:
+            ConnectionFailed: if the server does not answer.
+            MessageLost: if there is a message whose content cannot be had.
         """
         from flwr.app import Message
+        from flwr.common.serde import message_from_proto
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_confirm_message_received_fn_protobuf,
+            make_pull_object_fn_protobuf,
+        )
         from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
-        if (found := self._receive()) is None:
+        if self._forgotten:
+            raise ConnectionFailed("the server no longer knows this connection")
+        found = self._call(self.client.PullMessages, PullMessagesRequest(node=self._node))
+        if not found.messages_list:
             return None
-        envelope, tree = found
-        run = envelope.metadata.run_id
-        message = pull_and_inflate_object_from_tree(
-            tree,
-            lambda name: self._pull(run, name),
-            lambda name: self._confirm(run, name),
-            return_type=Message,
-        )
+        try:
+            envelope = message_from_proto(found.messages_list[0])
+            run = envelope.metadata.run_id
+            pull = make_pull_object_fn_protobuf(
+                lambda request: self._call(self.client.PullObject, request), self._node, run
+            )
+            confirm = make_confirm_message_received_fn_protobuf(
+                lambda request: self._call(self.client.ConfirmMessageReceived, request),
+                self._node,
+                run,
+            )
+            tree = found.message_object_trees[0]
+            message = pull_and_inflate_object_from_tree(
+                tree, pull, confirm, return_type=Message, max_time=CONTENT_TIMEOUT
+            )
+        except ConnectionFailed:
+            raise
+        except Exception as error:  # whatever flwr raises for content that it cannot use
+            raise MessageLost(_words(error)) from None
         message.metadata.__dict__["_message_id"] = envelope.metadata.message_id
         return message, run
 
@@ -149,53 +217,116 @@ class FleetConnection:
         """Send a reply that took some seconds to compute.
 
         Raises:
+            ConnectionFailed: if the server does not answer.
             ReplyRejected: if the server does not accept it.
         """
-        import httpx
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
         from flwr.supercore.inflatable.inflatable_object import (
             get_all_nested_objects,
             get_object_tree,
             no_object_id_recompute,
         )
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
-        from flwr.supercore.run import RunNotRunningException
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_push_object_fn_protobuf,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
 
         reply.metadata.__dict__["_message_id"] = reply.object_id
         try:
             with no_object_id_recompute():
-                names, session = self._send(reply, get_object_tree(reply), seconds)
+                envelope = remove_content_from_message(reply) if reply.has_content() else reply
+                request = PushMessagesRequest(
+                    node=self._node,
+                    messages_list=[message_to_proto(envelope)],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[seconds],
+                )
+                found = self._call(self.client.PushMessages, request)
                 push_objects(
                     get_all_nested_objects(reply),
-                    lambda name, content: self._push(run, session, name, content),
-                    object_ids_to_push=names,
+                    make_push_object_fn_protobuf(
+                        lambda request: self._call(self.client.PushObject, request),
+                        self._node,
+                        run,
+                        found.session_id,
+                    ),
+                    object_ids_to_push=set(found.objects_to_push),
                 )
-        except (httpx.HTTPStatusError, RunNotRunningException, ObjectPushError) as error:
-            raise ReplyRejected(str(error)) from None
+        except ConnectionFailed:
+            raise
+        except Exception as error:  # whatever flwr raises for a reply that nobody waits for
+            raise ReplyRejected(_words(error)) from None
+
+    def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
+        """Call the server; repeat the call a few times if the server cannot be reached."""
+        import httpx
+
+        for attempt in range(TRIES):
+            try:
+                return method(request)
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                if status == 401:
+                    raise ConnectionFailed("the server no longer accepts this connection") from None
+                if status not in _BUSY:
+                    raise
+                reason = f"the server answered {status}"
+            except (httpx.HTTPError, ValueError, RuntimeError) as error:
+                reason = _words(error)
+            time.sleep(WAIT * (attempt + 1))
+        raise ConnectionFailed(reason)
+
+
+def _words(error: Exception) -> str:
+    """Return the first line of an error; httpx adds a second with a link."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
 def fleet_connection(address: str, certificate: bytes, keys: KeyPair) -> Iterator[FleetConnection]:
     """Connect a site to the SuperLink.
 
-    Flower's function logs and swallows exceptions that are raised once the connection is active.
-
     Raises:
-        SystemExit: if the connection is refused.
+        ConnectionRefused: if the server does not accept the key.
+        ConnectionFailed: if the server cannot be reached.
     """
-    from flwr.supernode.fleet_http_connection import http_request_response
+    import httpx
+    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    with http_request_response(address, False, certificate, keys, max_retries=2) as callbacks:
-        yield FleetConnection(callbacks)
+    with _fleet_client(address, certificate, keys) as client:
+        request = ActivateNodeRequest(
+            public_key=public_key_to_bytes(keys[1]), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        )
+        try:
+            node_id = int(client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise ConnectionFailed(_words(error)) from None
+            raise ConnectionRefused(_words(error)) from None
+        except (httpx.HTTPError, ValueError) as error:
+            raise ConnectionFailed(_words(error)) from None
+        connection = FleetConnection(client, node_id)
+        connection.heartbeats.start()
+        try:
+            yield connection
+        finally:
+            with suppress(RuntimeError):  # it has stopped already
+                connection.heartbeats.stop()
+            with suppress(httpx.HTTPError, ValueError, RuntimeError):
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
 
 
-def deactivate_node(address: str, certificate: bytes, keys: KeyPair, node_id: int) -> None:
-    """Tell the SuperLink that a site's connection is over."""
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+def _fleet_client(address: str, certificate: bytes, keys: KeyPair) -> Any:
+    """Return flwr's client of the Fleet API, which signs its requests with a site's key."""
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    with FleetHttpClient.from_server_address(
+    return FleetHttpClient.from_server_address(
         address,
         False,
         certificate,
@@ -203,7 +334,14 @@ def deactivate_node(address: str, certificate: bytes, keys: KeyPair, node_id: in
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(*keys),
         ],
-    ) as client:
+    )
+
+
+def deactivate_node(address: str, certificate: bytes, keys: KeyPair, node_id: int) -> None:
+    """Tell the SuperLink that a site's connection is over."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+    with _fleet_client(address, certificate, keys) as client:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
 
 

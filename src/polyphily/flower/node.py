@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from polyphily.errors import UserError
 from polyphily.flower import flwr_internals
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from polyphily.flower.keys import KeyPair
 
 POLL, RETRY = 0.5, 2.0  # seconds between two looks for messages, and between two connections
+REFUSALS = 3  # refusals in a row after which a site gives up
 NODE = "node-id"  # file in the bundle: the site's node number at the server
 Report = Callable[[str], None]
+Unsent: TypeAlias = list[tuple[Any, int, float]]
+"""At most one reply that is still to be sent, with the number of its run and its seconds."""
 
 
 def check_server(bundle: Bundle) -> bool:
@@ -48,6 +51,8 @@ def check_server(bundle: Bundle) -> bool:
             f"{host}:{port} is not the server of this bundle: {error.verify_message}. "
             "Nothing was sent to it"
         ) from None
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
+        return False  # it ended in the middle of the handshake
     except ssl.SSLError as error:
         raise UserError(
             f"{host}:{port} does not speak TLS as the server of this bundle does: {error.reason}. "
@@ -70,13 +75,21 @@ def join(bundle: Bundle, site: Site, report: Report) -> None:
     require_flower()
     quiet_flower()
     keys = bundle.pair()
-    waiting = False
+    waiting, refusals = False, 0
+    unsent: Unsent = []
     with _locked(bundle):
         while True:
             if check_server(bundle):
                 waiting = False
-                _answer_messages(bundle, keys, site, report)
-                report("disconnected; trying again")
+                try:
+                    _answer_messages(bundle, keys, site, report, unsent)
+                except flwr_internals.ConnectionFailed as error:
+                    refusals = 0
+                    report(f"lost the server: {error}; trying again")
+                except flwr_internals.ConnectionRefused:
+                    refusals += 1  # it may not have noticed that an earlier connection is over
+                    if refusals == REFUSALS:
+                        raise _refused(bundle) from None
             elif not waiting:
                 report(f"waiting for the server at {':'.join(map(str, bundle.address))}")
                 waiting = True
@@ -94,38 +107,56 @@ def _locked(bundle: Bundle) -> Iterator[None]:
         yield
 
 
-def _answer_messages(bundle: Bundle, keys: KeyPair, site: Site, report: Report) -> None:
-    """Connect and answer messages until the connection breaks."""
-    import httpx
+def _refused(bundle: Bundle) -> UserError:
+    return UserError(
+        f"the server at {':'.join(map(str, bundle.address))} refused the key of '{bundle.name}'. "
+        "Either it does not know this key (is the bundle from another server?), or the same site "
+        "is connected from elsewhere"
+    )
 
+
+def _answer_messages(
+    bundle: Bundle, keys: KeyPair, site: Site, report: Report, unsent: Unsent
+) -> NoReturn:
+    """Connect and answer messages until the connection breaks.
+
+    Args:
+        bundle: the site's folder.
+        keys: of the site.
+        site: answers the messages.
+        report: called with a line of text for everything that happens.
+        unsent: the reply during which an earlier connection broke; filled if this one breaks.
+
+    Raises:
+        ConnectionFailed, ConnectionRefused: when the connection breaks, or never comes about.
+    """
     from polyphily.flower.app import make_reply
 
     host, port = bundle.address
-    address, certificate = f"{host}:{port}", bundle.certificate.read_bytes()
+    certificate = bundle.certificate.read_bytes()
     _end_old_connection(bundle, keys)
-    try:
-        with flwr_internals.fleet_connection(address, certificate, keys) as connection:
-            write_text(bundle.path / NODE, f"{connection.node_id}\n")
-            report("connected")
-            while True:
-                if (received := connection.receive()) is None:
-                    time.sleep(POLL)
-                    continue
-                message, run = received
-                began = time.monotonic()
-                reply = make_reply(site, message, report)
+    with flwr_internals.fleet_connection(f"{host}:{port}", certificate, keys) as connection:
+        write_text(bundle.path / NODE, f"{connection.node_id}\n")
+        report("connected")
+        while True:
+            if unsent:
                 try:
-                    connection.send(reply, run, time.monotonic() - began)
+                    connection.send(*unsent[0])
                 except flwr_internals.ReplyRejected as error:
                     report(f"the server did not accept the answer: {error}")
-    except httpx.HTTPError as error:
-        report(f"lost the server: {error}")
-    except SystemExit:  # raised by Flower
-        raise UserError(
-            f"the server at {address} refused the key of '{bundle.name}'. Either it does not "
-            "know this key (is the bundle from another server?), or the same site is connected "
-            "from elsewhere"
-        ) from None
+                unsent.clear()
+            try:
+                received = connection.receive()
+            except flwr_internals.MessageLost as error:
+                report(f"the server withdrew a message: {error}")
+                received = None
+            if received is None:
+                time.sleep(POLL)
+                continue
+            message, run = received
+            began = time.monotonic()
+            reply = make_reply(site, message, report)
+            unsent.append((reply, run, time.monotonic() - began))
 
 
 def _end_old_connection(bundle: Bundle, keys: KeyPair) -> None:
