@@ -28,6 +28,7 @@ from polyphily.flower.site_files import SiteState
 from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import (
     CLOSE,
+    CONFIRM,
     FINISH,
     HELLO,
     KEYS,
@@ -361,7 +362,7 @@ class Site:
         if kind == PREPARE:
             counts = prepared.evaluator.counts[0].tolist()
             return Parcel({"counts": [1.0] * len(SPLITS) if prepared.private else counts})
-        if kind in (KEYS, SHARE, REVEAL):
+        if kind in (KEYS, SHARE, CONFIRM, REVEAL):
             return Parcel(self._member(plan).answer(kind, plan, asked.facts))
         files = SiteState(self.folder, plan.run)
         base = _number(asked.facts, "base")
@@ -392,7 +393,8 @@ class Site:
             round_.save_last(received)
             return Parcel(facts)
         if masks is not None:
-            self._member(plan).check_keys(masks)  # before the work is done
+            masks = {**masks, "round": round_.number}
+            self._member(plan).check_keys(plan, masks)  # before the work is done
         upload, outcome = round_.train()
         return self._masked(plan, facts | outcome, upload, masks)
 
@@ -416,7 +418,7 @@ class Site:
         if self.identity is None:
             raise UserError(f"site '{self.name}' has no keys for secure aggregation")
         if self._own_member is None:
-            self._own_member = Member(self.name, self.identity)
+            self._own_member = Member(self.name, self.identity, self.folder)
         return self._own_member
 
 

@@ -19,8 +19,9 @@ from polyphily.core.messages import Contract, Message, MessageError
 
 HELLO, PREPARE, ROUND, FINISH, CLOSE = "hello", "prepare", "round", "finish", "close"
 MEASURE = "measure"  # asks for statistics of the train nodes: flower/agreeing.py
-KEYS, SHARE, REVEAL = "keys", "share", "reveal"  # for secure aggregation: flower/masks.py
-KINDS = (HELLO, MEASURE, PREPARE, KEYS, SHARE, ROUND, REVEAL, FINISH, CLOSE)
+KEYS, SHARE = "keys", "share"  # these four are for secure aggregation: flower/masks.py
+CONFIRM, REVEAL = "confirm", "reveal"
+KINDS = (HELLO, MEASURE, PREPARE, KEYS, SHARE, ROUND, CONFIRM, REVEAL, FINISH, CLOSE)
 HEADER = 1 << 20  # largest size of JSON and names of tensors, in bytes
 
 
