@@ -375,14 +375,14 @@ class Member:
         Raises:
             WireError: if it does not. A site that is named twice could speak for two.
         """
-        _check_enough(len(set(plan.sites)))
+        if len(set(plan.sites)) < len(plan.sites):
+            raise WireError("the plan names a site twice")
+        _check_enough(len(plan.sites))
         known = [
             (name, self.identity.public_keys[name].public_numbers())
             for name in plan.sites
             if name in self.identity.public_keys
         ]
-        if len(set(plan.sites)) < len(plan.sites):
-            raise WireError("the plan names a site twice")
         if len({numbers for _, numbers in known}) < len(known):
             raise WireError("two sites of the plan have the same key in this site's bundle")
         if dict(known).get(self.name) != self.identity.private.public_key().public_numbers():
