@@ -4,9 +4,10 @@
 
 A server and three sites run as processes on this machine, over TLS. At random moments one of these
 is done: `server stop` and `server resume`; kill -9 of the server, which is started again; of a
-site, which is started again; or of the process between them, in which Flower runs the rounds. The
-runs take turns among `RUNS`. Each must end with the weights of the same run without any kill, bit
-for bit. There must be no traceback in any log, and every run must go on within `LIMIT` seconds.
+site, which is started again; of the process between them, in which Flower runs the rounds; or of
+the process that starts those. The runs take turns among `RUNS`. Each must end with the weights of
+the same run without any kill, bit for bit. There must be no traceback in any log, and every run
+must go on within `LIMIT` seconds.
 
 The exit status is 0 only if all of this holds.
 """
@@ -42,7 +43,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SETTINGS = {"hidden": 8, "backbone": "gcn", "epochs": 2, "classes": ["0", "1"]}
 POLICY = {"timeout": 20, "repeats": 8, "join_timeout": 120}
-KINDS = ("stop", "server", "site", "between")
+KINDS = ("stop", "server", "site", "between", "executor")
 LIMIT = 240.0  # seconds until a run must have gone on
 AT_ONCE = 0.2  # probability that a kill does not wait until the run goes on
 LONGEST_WAIT = 8.0  # seconds before a kill, at most
@@ -87,6 +88,7 @@ class Federation:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
     commands: int = 0
+    to_come: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         data = load(DATA, clients=3, seed=0)
@@ -118,9 +120,19 @@ class Federation:
             )  # fmt: skip
 
     def between(self) -> int | None:
-        """Return the process in which Flower runs the rounds; None if there is none now."""
+        """Return the process in which the rounds run; None if there is none for a while."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for pid in descendants(self.processes["server"].pid):
+                if command_line(pid).endswith("conduct"):
+                    return pid
+            time.sleep(0.1)
+        return None
+
+    def executor(self) -> int | None:
+        """Return the process that starts the processes of runs."""
         for pid in descendants(self.processes["server"].pid):
-            if "serverapp" in command_line(pid):
+            if "flower.executor" in command_line(pid) and "conduct" not in command_line(pid):
                 return pid
         return None
 
@@ -179,7 +191,9 @@ class Federation:
 
     def kill(self, which: str, folder: RunFolder) -> None:
         """Do one of the things, and start again what an operator would start again."""
-        kind = self.rng.choice(KINDS)
+        if not self.to_come:
+            self.to_come = self.rng.sample(KINDS, len(KINDS))
+        kind = self.to_come.pop()
         site = self.rng.choice(self.sites)
         self.kills.append(Kill(len(self.kills) + 1, which, kind, moment(folder), time.time()))
         if kind == "stop":
@@ -194,8 +208,13 @@ class Federation:
             self.kills[-1].kind = f"site {site}"
             kill9(self.processes[site])
             self.start(site)
-        elif (pid := self.between()) is not None:
-            os.kill(pid, signal.SIGKILL)
+        else:
+            pid = self.between() if kind == "between" else self.executor()
+            self.kills[-1].when, self.kills[-1].began = moment(folder), time.time()
+            if pid is None:
+                self.kills[-1].kind = f"{kind} (there was none)"
+            else:
+                os.kill(pid, signal.SIGKILL)
 
     def disturb(self, which: str, most: int) -> str:
         """Do a run with at most so many kills; return what became of its weights."""
@@ -250,7 +269,7 @@ def kill9(process: subprocess.Popen[bytes]) -> None:
 
 def command_line(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
     except OSError:
         return ""
 
@@ -282,8 +301,9 @@ def report(own: Federation, command: str, findings: list[str]) -> str:
         "Three sites and a server as processes on one machine, over TLS. `stop`: `server stop`,",
         "then resumed. `server`: kill -9 of the server, which is started again; the run is",
         "resumed. `site`: kill -9 of a site, which is started again. `between`: kill -9 of the",
-        "process in which Flower runs the rounds; the run is resumed. Seconds are those until the",
-        "next round began, or the run ended.",
+        "process in which Flower runs the rounds; the run is resumed. `executor`: kill -9 of the",
+        "process that starts those; the server starts it again. Seconds are those until the next",
+        "round began, or the run ended.",
         "",
         *[f"- {finding}" for finding in findings],
         "",

@@ -84,7 +84,7 @@ def test_a_private_file_is_never_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "k").read_bytes() == b"first"
 
 
-@pytest.mark.parametrize("sites", [[], ["a", "a"], ["../up"], ["North"], [""]])
+@pytest.mark.parametrize("sites", [["a", "a"], ["../up"], ["North"], [""]])
 def test_sites_need_names_of_their_own(sites: list[str], tmp_path: Path) -> None:
     with pytest.raises(UserError):
         Deployment.create(tmp_path / "s", sites, "localhost", 1, 2)
@@ -115,7 +115,7 @@ def test_a_mistake_in_the_configuration_is_named(own: Deployment, line: str, wor
 def test_what_is_no_folder_of_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a server folder"):
         Deployment.open(tmp_path)
-    with pytest.raises(UserError, match="is not a site bundle"):
+    with pytest.raises(UserError, match="is not a site's folder"):
         _ = Bundle(tmp_path).name
 
 

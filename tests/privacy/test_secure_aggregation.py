@@ -26,7 +26,7 @@ from polyphily.core.messages import Message
 from polyphily.core.method import METHODS, create
 from polyphily.errors import TrainingError
 from polyphily.methods.fedavg import FedAvg
-from polyphily.privacy.flwr_crypto import combine_shares
+from polyphily.privacy.crypto import combine_shares
 from polyphily.privacy.secure_aggregation import (
     STEP,
     Numbers,

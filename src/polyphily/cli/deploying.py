@@ -41,7 +41,13 @@ def add_to(app: typer.Typer) -> None:
 @server.command("init")
 def init(
     folder: Folder,
-    sites: Annotated[str, typer.Option(help="The sites' names: north,south,east.")],
+    sites: Annotated[
+        str,
+        typer.Option(
+            help="To try things out: make keys here for these sites: north,south,east. "
+            "Otherwise sites make their own (`site init`, `server admit`)."
+        ),
+    ] = "",
     host: Annotated[
         str, typer.Option(help="The name or address by which sites reach this machine.")
     ] = "localhost",
@@ -49,18 +55,28 @@ def init(
     control_port: Annotated[
         int, typer.Option(help="The port for this machine's own commands.")
     ] = 9444,
+    ca_key: Annotated[
+        Path | None,
+        typer.Option(help="File for the authority's private key, if it shall be kept elsewhere."),
+    ] = None,
 ) -> None:
-    """Create a server's folder: configuration, certificates, and a bundle with a key per site."""
+    """Create a server's folder: configuration and certificates."""
     from polyphily.cli.terminal import print_line
     from polyphily.flower.deployment import Deployment, require_flower
 
     require_flower()
-    names = [name.strip() for name in sites.split(",")]
-    Deployment.create(folder, names, host, port, control_port)
+    names = [name.strip() for name in sites.split(",")] if sites else []
+    Deployment.create(folder, names, host, port, control_port, ca_key)
     print_line(f"server folder: {folder}")
-    print_line("move each bundle to its site over a secure channel, then delete it here:")
-    for name in names:
-        print_line(f"  {folder / 'bundles' / name}")
+    if names:
+        print_line("move each bundle to its site over a secure channel, then delete it here:")
+        for name in names:
+            print_line(f"  {folder / 'bundles' / name}")
+    else:
+        print_line(
+            f"at each site: polyphily site init DIR --name NAME --server {host}:{port}, "
+            f"then here: polyphily server admit {folder} NAME.request.json"
+        )
     print_line(f"then: polyphily server start {folder}")
 
 
@@ -73,13 +89,50 @@ def start(folder: Folder) -> None:
 
     own = Deployment.open(folder)
     config = own.config()
+    _warn_of_expiry(own)
 
     def ready() -> None:
         print_line(
             f"serving sites on port {config['port']}, this machine's commands on {own.control}"
         )
 
-    serve(own, ready)
+    serve(own, ready, lambda line: print_line(f"{time.strftime('%H:%M:%S')} {line}"))
+
+
+def _expiry(own: Deployment) -> dict[str, str]:
+    """Return the days on which the certificates of the server and its authority end."""
+    from polyphily.flower.keys import read_certificate
+
+    ends = (read_certificate(own.path / f"{name}.crt") for name in ("server", "ca"))
+    server_end, authority_end = (f"{end.not_valid_after_utc:%Y-%m-%d}" for end in ends)
+    return {"server": server_end, "authority": authority_end}
+
+
+def _warn_of_expiry(own: Deployment) -> None:
+    """Warn of certificates that end within 30 days."""
+    import datetime as dt
+
+    from polyphily.cli.terminal import notes
+    from polyphily.flower.keys import WARNING
+
+    soon = dt.datetime.now(dt.UTC) + WARNING
+    ends = _expiry(own)
+    lines = []
+    if ends["server"] <= f"{soon:%Y-%m-%d}":
+        lines.append(
+            f"the server's certificate ends on {ends['server']}: polyphily server renew {own.path}"
+        )
+    if ends["authority"] <= f"{soon:%Y-%m-%d}":
+        lines.append(
+            f"the authority's certificate ends on {ends['authority']}: make a new server folder"
+        )
+    lines += [
+        f"the certificate of '{entry.name}' ends on {entry.expires:%Y-%m-%d}: "
+        f"polyphily server admit {own.path} {entry.name}.request.json renews it"
+        for entry in own.register.entries()
+        if entry.expires is not None and entry.expires <= soon and not entry.why_not
+    ]
+    notes(lines)
 
 
 @server.command("status")
@@ -91,8 +144,10 @@ def status(
     from polyphily.flower import control
     from polyphily.flower.deployment import Deployment
     from polyphily.flower.loopback import failure
+    from polyphily.flower.plain_text import plain
 
     own = Deployment.open(folder)
+    _warn_of_expiry(own)
     nodes = control.nodes(own)
     runs = []
     for name in sorted(path.name for path in (own.path / "runs").iterdir()):
@@ -102,11 +157,11 @@ def status(
                 "name": name,
                 "state": control.state(own, run_folder).words,
                 "rounds": len(run_folder.records()),
-                "why": failure(run_folder) or "",
+                "why": plain(failure(run_folder) or ""),
             }
         )
     if as_json:
-        typer.echo(json.dumps({"sites": nodes, "runs": runs}))
+        typer.echo(json.dumps({"sites": nodes, "runs": runs, "valid_until": _expiry(own)}))
         return
     rows = [{"name": name, "status": status} for name, status in nodes.items()]
     show(rows, False, {"name": "site", "status": "status"})
@@ -114,6 +169,115 @@ def status(
         typer.echo()
         columns = {"name": "run", "state": "state", "rounds": "rounds", "why": "why it failed"}
         show(runs, False, columns)
+    typer.echo(f"\nthe server's certificate is valid until {_expiry(own)['server']}")
+
+
+RequestFile = Annotated[Path, typer.Argument(help="The request of a site.", metavar="REQUEST")]
+AuthorityKey = Annotated[
+    Path | None,
+    typer.Option("--ca-key", help="The authority's private key; ca.key in DIR unless given."),
+]
+
+
+@server.command("admit")
+def admit(folder: Folder, request: RequestFile, ca_key: AuthorityKey = None) -> None:
+    """Let a site in that has made its own key; also while the server runs.
+
+    Compare the fingerprint with the site's operator by telephone before you send the answer.
+    """
+    from polyphily.flower import admission
+    from polyphily.flower.deployment import Deployment
+
+    own = Deployment.open(folder)
+    answer = admission.admit(own, request, ca_key)
+    _show_admitted(own, answer, "admitted")
+
+
+@server.command("rotate")
+def rotate(folder: Folder, request: RequestFile, ca_key: AuthorityKey = None) -> None:
+    """Replace a site's key by a new one, which `site rotate` has signed with the old one.
+
+    The old key is refused from now on, also by a server that is running.
+    """
+    from polyphily.flower import admission
+    from polyphily.flower.deployment import Deployment
+
+    own = Deployment.open(folder)
+    answer = admission.rotate(own, request, ca_key)
+    _show_admitted(own, answer, "has a new key")
+
+
+def _show_admitted(own: Deployment, answer: Path, what: str) -> None:
+    """Print the fingerprint of a site's key, and where the answers are."""
+    from polyphily.cli.terminal import print_line
+    from polyphily.flower import admission, keys
+
+    name = answer.name.removesuffix(".answer.json")
+    entry = own.register.find(name)
+    assert entry is not None
+    authority = keys.read_certificate(own.path / "ca.crt")
+    print_line(f"{name} {what}. Its key's fingerprint, to compare by telephone:")
+    print_line(f"  {entry.fingerprint}")
+    print_line("that of this federation's authority, which the site shows, too:")
+    print_line(f"  {keys.certificate_fingerprint(authority)}")
+    print_line(f"for {name} (nothing in it is secret): {answer}")
+    others = [site for site in own.sites if site != name]
+    made = [admission.answer(own, site) for site in others if own.has_certificate(site)]
+    if made:
+        print_line("for the other sites, which do not know this key yet:")
+        for file in made:
+            print_line(f"  {file}")
+
+
+@server.command("sites")
+def sites(
+    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """List the sites: fingerprint of the key, validity, connected or not."""
+    from polyphily.cli.listings import show
+    from polyphily.flower import control
+    from polyphily.flower.deployment import Deployment
+
+    own = Deployment.open(folder)
+    try:
+        nodes = control.nodes(own)
+    except UserError:
+        nodes = {}  # the server is not running
+    rows = [
+        {
+            "name": entry.name,
+            "fingerprint": entry.fingerprint,
+            "until": "" if entry.expires is None else f"{entry.expires:%Y-%m-%d}",
+            "status": entry.refusal() or nodes.get(entry.name, "server is not running"),
+        }
+        for entry in own.register.entries()
+    ]
+    columns = {"name": "site", "status": "status", "until": "valid until", "fingerprint": "key"}
+    show(rows, as_json, columns)
+
+
+@server.command("revoke")
+def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The site.")]) -> None:
+    """Refuse a site's key for ever, from its next message on; also while the server runs."""
+    from polyphily.cli.terminal import print_line
+    from polyphily.flower import admission
+    from polyphily.flower.deployment import Deployment
+
+    own = Deployment.open(folder)
+    print_line(f"revoked the key of {name}: {admission.revoke(own, name)}")
+    print_line(f"a running server refuses it now. {name} may ask again with a new key (site init)")
+
+
+@server.command("renew")
+def renew(folder: Folder, ca_key: AuthorityKey = None) -> None:
+    """Make a new certificate for the server; a running server takes it at once."""
+    from polyphily.cli.terminal import print_line
+    from polyphily.flower import admission
+    from polyphily.flower.deployment import Deployment
+
+    certificate = admission.renew(Deployment.open(folder), ca_key)
+    end = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    print_line(f"the server's certificate is valid until {end}. Sites need not change anything")
 
 
 def run(
@@ -220,6 +384,7 @@ def _follow(own: Deployment, folder: RunFolder) -> None:
     from polyphily.cli.training import PAGE
     from polyphily.flower import control
     from polyphily.flower.loopback import LOOK, events, failure
+    from polyphily.flower.plain_text import plain
 
     terminal.print_line(f"run {folder.path.name}", error=True)
     display = _Display(folder)
@@ -239,7 +404,7 @@ def _follow(own: Deployment, folder: RunFolder) -> None:
         raise typer.Exit(130) from None
     summary = folder.read_summary()
     if not state.well or summary is None:
-        raise TrainingError(failure(folder) or f"the run ended as {state.words}")
+        raise TrainingError(plain(failure(folder) or f"the run ended as {state.words}"))
     terminal.one_run(summary, folder.path)
     pages = Pages(True)
     pages.folders.append(folder.path)
@@ -262,11 +427,12 @@ class _Display:
     def show(self, events: list[dict[str, Any]]) -> None:
         """Print what is new since the last call."""
         from polyphily.cli.terminal import print_line
+        from polyphily.flower.plain_text import plain
 
         for event in events[self.events_shown :]:
             line = self._event_line(event)
             if line:
-                print_line(line, error=True)
+                print_line(plain(line), error=True)  # it may quote what a site sent
         self.events_shown = len(events)
         records = self.folder.records()
         for record in records[self.rounds_shown :]:
@@ -391,9 +557,85 @@ def _sent_by_site(method: str, *, table: bool) -> list[dict[str, str]]:
     return up + [{"name": name, "shape": shape, "rounds": when} for name, shape, when in others]
 
 
+SiteFolder = Annotated[Path, typer.Argument(help="The site's folder.", metavar="DIR")]
+
+
+@site.command("init")
+def init_site(
+    folder: SiteFolder,
+    name: Annotated[str, typer.Option(help="The site's name: north.")],
+    address: Annotated[str, typer.Option("--server", help="The server: host:port.")],
+    authority: Annotated[
+        Path | None,
+        typer.Option("--ca", help="The authority's certificate, if you have it already."),
+    ] = None,
+) -> None:
+    """Make a site's key, which stays here, and a request to the server's operator."""
+    from polyphily.flower import admission
+    from polyphily.flower.deployment import require_flower
+
+    require_flower()
+    _show_request(admission.init_site(folder, name, address, authority))
+
+
+@site.command("rotate")
+def rotate_site(folder: SiteFolder) -> None:
+    """Make a new key for a site, and a request that is signed with the old one.
+
+    The old key stays in use until `site accept`.
+    """
+    from polyphily.flower import admission
+    from polyphily.flower.deployment import require_flower
+
+    require_flower()
+    _show_request(admission.rotate_site(folder.resolve()))
+
+
+def _show_request(request: Path) -> None:
+    from polyphily.cli.terminal import print_line
+    from polyphily.flower import admission, keys
+
+    found = admission.Request.read(request)
+    print_line(f"send this to the server's operator (nothing in it is secret): {request}")
+    print_line("the fingerprint of the key, to compare by telephone:")
+    print_line(f"  {keys.fingerprint(found.key)}")
+    print_line(f"with the answer: polyphily site accept {request.parent} ANSWER")
+
+
+@site.command("accept")
+def accept(
+    folder: SiteFolder,
+    answer: Annotated[Path, typer.Argument(help="What the operator sent back.", metavar="ANSWER")],
+) -> None:
+    """Complete a site's folder with the answer of the server's operator.
+
+    Also for later answers, with which new sites and new keys of other sites become known.
+    """
+    from polyphily.cli.terminal import print_line
+    from polyphily.flower import admission
+    from polyphily.flower.deployment import require_flower
+
+    require_flower()
+    done = admission.accept(folder.resolve(), answer)
+    if not done.known:
+        print_line("compare the fingerprint of the federation's authority by telephone:")
+        print_line(f"  {done.authority}")
+    if done.added:
+        print_line("and the keys of the other sites, if you want to rely on secure aggregation:")
+    for name, fingerprint in done.added.items():
+        print_line(f"  {name} {fingerprint}")
+    for name, fingerprint in done.replaced.items():
+        print_line(f"{name} has a new key, signed with its old one: {fingerprint}")
+    for name in done.removed:
+        print_line(f"{name} has left")
+    if done.address:
+        print_line(f"the server says that it is at {done.address}; site.toml has another address")
+    print_line(f"then: polyphily site join {folder} --graph GRAPH")
+
+
 @site.command("join")
 def join(
-    bundle: Annotated[Path, typer.Argument(help="The bundle that the server's operator gave you.")],
+    bundle: Annotated[Path, typer.Argument(help="The site's folder.", metavar="DIR")],
     graph: GraphAt,
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
     dp: Annotated[
@@ -412,6 +654,7 @@ def join(
     own = Bundle(bundle.resolve())
     name = own.name
     from polyphily.flower.node import join as take_part
+    from polyphily.flower.plain_text import plain
     from polyphily.flower.site import Site
     from polyphily.flower.site_graph import SiteGraph
 
@@ -426,6 +669,6 @@ def join(
     )
 
     def report(text: str) -> None:
-        typer.echo(f"{time.strftime('%H:%M:%S')} {name}: {text}")
+        typer.echo(f"{time.strftime('%H:%M:%S')} {name}: {plain(text)}")
 
     take_part(own, member, report)

@@ -84,8 +84,8 @@ def live(
 
 
 def print_line(text: str, *, error: bool = False) -> None:
-    """Print a line as it is: paths in it are not wrapped, and brackets are not markup."""
-    (err if error else out).print(text, soft_wrap=True, markup=False)
+    """Print a line as it is: not wrapped, and brackets and ":AB:" have no special meaning."""
+    (err if error else out).print(text, soft_wrap=True, markup=False, emoji=False)
 
 
 def notes(lines: Sequence[str]) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from polyphily.errors import PolyphilyError
+from polyphily.errors import PolyphilyError, UserError
 from polyphily.flower import flwr_internals
 from polyphily.flower.deployment import Bundle, Deployment
 from polyphily.flower.joining import Answer
+from polyphily.flower.register import Register
 from polyphily.flower.site import Site
 from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.wire import Parcel, WireError
@@ -59,10 +61,24 @@ class GridTransport:
     Args:
         grid: given by Flower.
         sites: the sites' names by public key.
+        register: of the sites; it is read before every message, because keys can be replaced and
+            revoked during a run.
     """
 
-    def __init__(self, grid: Grid, sites: Mapping[bytes, str]) -> None:
-        self.grid, self.sites = grid, sites
+    def __init__(
+        self, grid: Grid, sites: Mapping[bytes, str], register: Register | None = None
+    ) -> None:
+        self.grid, self.sites, self.register = grid, sites, register
+
+    def _refused(self) -> dict[str, str]:
+        """Read the register; return the sites that may not connect, with the reasons."""
+        if self.register is None:
+            return {}
+        with suppress(UserError):  # somebody is editing it: it stays as it was
+            self.register.refresh()
+        self.sites = {entry.pem: entry.name for entry in self.register.active()}
+        found = ((entry.name, entry.refusal()) for entry in self.register.entries())
+        return {name: reason for name, reason in found if reason}
 
     def _nodes(self) -> dict[str, int]:
         """Return the node numbers of connected sites by name. Unknown keys are ignored."""
@@ -73,7 +89,8 @@ class GridTransport:
         }
 
     def online(self) -> set[str]:
-        return set(self._nodes())
+        """Return connected sites, and those that may not connect: `ask` gives the reason."""
+        return set(self._refused()) | set(self._nodes())
 
     def ask(self, messages: Mapping[str, Parcel], timeout: float) -> Iterator[tuple[str, Answer]]:
         """Send messages and yield answers, as `Transport.ask`.
@@ -84,6 +101,11 @@ class GridTransport:
         pending: dict[str, str] = {}  # site by the id of a message without an answer
         answered: set[str] = set()
         while len(answered) < len(messages) and (left := deadline - time.monotonic()) > 0:
+            for site, reason in self._refused().items():
+                if site in messages.keys() - answered:
+                    answered.add(site)
+                    pending = {number: other for number, other in pending.items() if other != site}
+                    yield site, Answer(error=reason)
             unsent = messages.keys() - answered - set(pending.values())
             if unsent:
                 nodes = self._nodes()
@@ -124,7 +146,8 @@ def serve(grid: Grid, context: Context) -> None:
     name = str(config["run"]) or deployment.new_run(
         str(config["method"]), {"rounds": int(config["rounds"])}, {}
     )
-    deployment.conduct(name, GridTransport(grid, deployment.public_keys()))
+    transport = GridTransport(grid, deployment.public_keys(), deployment.register)
+    deployment.conduct(name, transport)
 
 
 # At a site -------------------------------------------------------------------------------------

@@ -10,8 +10,14 @@ from typing import Any
 
 from polyphily.errors import TrainingError, UserError
 from polyphily.flower import flwr_internals
-from polyphily.flower.deployment import Deployment, quiet_flower, require_flower
+from polyphily.flower.deployment import (
+    Deployment,
+    quiet_flower,
+    read_secret,
+    require_flower,
+)
 from polyphily.flower.flwr_internals import RunState
+from polyphily.flower.plain_text import plain
 from polyphily.runs.folder import RunFolder, write_text
 
 FAB = Path(__file__).parent / "fab"
@@ -27,14 +33,16 @@ def _client(deployment: Deployment) -> Iterator[Any]:
 
     certificate = (deployment.path / "ca.crt").read_bytes()
     try:
-        with flwr_internals.control_client(deployment.control, certificate) as client:
+        secret = read_secret(deployment)
+        with flwr_internals.control_client(deployment.control, certificate, secret) as client:
             yield client
     except httpx.TransportError:
         raise UserError(
             f"no server answers at {deployment.control}: polyphily server start {deployment.path}"
         ) from None
     except httpx.HTTPStatusError as error:
-        raise TrainingError(f"Flower refused: {error.response.text.strip()[:500]}") from None
+        text = error.response.text or f"status {error.response.status_code}"
+        raise TrainingError(f"Flower refused: {plain(text)}") from None
 
 
 def start(deployment: Deployment, folder: RunFolder) -> None:

@@ -3,12 +3,14 @@
 The server's folder holds:
 
 config.toml          address, sites, and the usual training settings
-ca.crt, ca.key       the federation's own certificate authority
+ca.crt, ca.key       the federation's own certificate authority; ca.key may be kept elsewhere
 server.crt, .key     the server's certificate
-sites/NAME.pub       each site's public key
-bundles/NAME/        a site's bundle, to be moved to the site: site.toml, ca.crt, its private key
-                     site.key and the public keys of all sites (sites/NAME.pub)
-flower/              Flower's own files: database, log
+sites/               each site's public key and certificate (`register.py`)
+answers/NAME.answer.json   what a site that has made its own key gets (`admission.py`)
+bundles/NAME/        to try things out, a site's folder with a private key that was made here:
+                     site.toml, ca.crt, site.key and the public keys of all sites (sites/NAME.pub)
+events.jsonl         connections, admissions, revocations
+flower/              Flower's own files: database, log; and the secret that local commands need
 runs/NAME/           one folder per run
 """
 
@@ -17,9 +19,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import logging
 import os
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from polyphily.core.method import Method
     from polyphily.core.settings import Settings
     from polyphily.flower.joining import Emit, Policy, Transport
-    from polyphily.flower.keys import Identity, KeyPair
+    from polyphily.flower.keys import Authority, Identity, KeyPair
     from polyphily.flower.plan import Plan
+    from polyphily.flower.register import Register
 
 CONFIG, SITE, PLAN, REQUEST = "config.toml", "site.toml", "plan.json", "request.json"
 ENVIRONMENT = "POLYPHILY_SERVER"  # environment variable: the server's folder
@@ -60,14 +61,31 @@ def require_flower() -> None:
 
 
 def quiet_flower() -> None:
-    """Turn off Flower's telemetry and update check, log warnings only, put its tools on PATH."""
+    """Turn off Flower's telemetry and update check; print its log as `flower_log` does."""
+    from polyphily.flower.flower_log import install
+
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-    level = os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
-    logging.getLogger("flwr").setLevel(level)
-    tools = str(Path(sys.executable).parent)
-    if tools not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
+    install(os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING"))
+
+
+def read_secret(deployment: Deployment) -> str:
+    """Return the secret of the running server, or of the one that ran last.
+
+    Raises:
+        UserError: if there is none, or the server belongs to another user of the machine.
+    """
+    try:
+        return deployment.secret_file.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        raise UserError(
+            f"no server has been started: polyphily server start {deployment.path}"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{deployment.secret_file} cannot be read: {error.strerror}. Only the user who runs "
+            "the server can send it commands"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -82,8 +100,8 @@ class Bundle:
             return tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError:
             raise UserError(
-                f"{self.path} is not a site bundle: it has no {SITE}. "
-                "The server's operator makes bundles with polyphily server init"
+                f"{self.path} is not a site's folder: it has no {SITE}. "
+                "Make one: polyphily site init"
             ) from None
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"{file} is not valid TOML: {error}") from None
@@ -106,9 +124,15 @@ class Bundle:
         return self.path / "site.key"
 
     def pair(self) -> KeyPair:
-        """Read the site's private key; return it with its public key."""
-        from polyphily.flower.keys import read_pair
+        """Read the site's private key; return it with its public key.
 
+        Raises:
+            UserError: if there is none, or if other users of the machine can read or replace it.
+        """
+        from polyphily.flower.keys import check_modes, read_pair
+
+        others = self.path / "sites"
+        check_modes(self.key, self.certificate, others, *sorted(others.glob("*.pub")))
         try:
             return read_pair(self.key)
         except (OSError, ValueError) as error:
@@ -119,6 +143,11 @@ class Bundle:
         from polyphily.flower.keys import Identity, read_public_keys
 
         private, _ = self.pair()
+        if not self.certificate.exists():
+            raise UserError(
+                f"{self.path} is not complete. Send {self.name}.request.json to the server's "
+                f"operator, then: polyphily site accept {self.path} ANSWER"
+            )
         try:
             return Identity(private, read_public_keys(self.path / "sites"))
         except (OSError, ValueError) as error:
@@ -152,36 +181,41 @@ class Deployment:
 
     @classmethod
     def create(
-        cls, path: Path, sites: Sequence[str], host: str, port: int, control_port: int
+        cls,
+        path: Path,
+        sites: Sequence[str],
+        host: str,
+        port: int,
+        control_port: int,
+        ca_key: Path | None = None,
     ) -> Deployment:
-        """Create a new server folder with certificates, keys and bundles."""
-        from polyphily.flower.plan import SITE_NAME
+        """Create a new server folder with certificates.
 
+        Args:
+            path: of the folder.
+            sites: names of sites that get a bundle with a key that is made here.
+            host: by which sites reach the server.
+            port: for sites.
+            control_port: for commands on this machine.
+            ca_key: file for the authority's private key; in the folder unless given.
+        """
         for site in sites:
-            if not SITE_NAME.fullmatch(site):
-                raise UserError(
-                    f"'{site}' cannot be the name of a site: use small letters, digits, '-', '_' "
-                    "and '.'"
-                )
-        if not sites or len(set(sites)) < len(sites):
-            raise UserError("--sites: name each site once, at least one: --sites north,south")
+            check_site_name(site)
+        if len(set(sites)) < len(sites):
+            raise UserError("--sites: name each site once: --sites north,south")
         if (path / CONFIG).exists():
             raise UserError(f"{path} is a server folder already: choose another")
         try:
             for name in ("sites", "bundles", "flower", "runs"):
                 (path / name).mkdir(parents=True)
             path.chmod(0o700)
+            authority = _write_certificates(
+                path, list(dict.fromkeys([host, *LOOPBACK])), ca_key or path / "ca.key"
+            )
         except OSError as error:
             raise UserError(f"cannot write to {path}: {error.strerror}") from None
-        _write_certificates(path, list(dict.fromkeys([host, *LOOPBACK])))
-        _write_bundles(path, sites, host, port)
-        config = {
-            "sites": list(sites),
-            "host": host,
-            "port": port,
-            "control_port": control_port,
-            "min_sites": len(sites),
-        }
+        _write_bundles(path, sites, host, port, authority)
+        config = {"sites": list(sites), "host": host, "port": port, "control_port": control_port}
         write_text(path / CONFIG, to_toml(config) + _OPTIONAL_ENTRIES)
         return cls(path.resolve())
 
@@ -215,18 +249,32 @@ class Deployment:
 
     @property
     def sites(self) -> list[str]:
-        return [str(site) for site in self.config()["sites"]]
+        """The names of the sites that may connect."""
+        return [entry.name for entry in self.register.active()]
+
+    @property
+    def register(self) -> Register:
+        from polyphily.flower.register import Register
+
+        return Register(self.path)
+
+    def has_certificate(self, site: str) -> bool:
+        """Return whether a site's key was certified here."""
+        return (self.path / "sites" / f"{site}.crt").exists()
 
     def public_keys(self) -> dict[bytes, str]:
-        """Return the sites' names by public key."""
-        from polyphily.flower.keys import read_public
-
-        return {read_public(self.path / "sites" / f"{site}.pub"): site for site in self.sites}
+        """Return the names of the sites that may connect, by public key."""
+        return {entry.pem: entry.name for entry in self.register.active()}
 
     @property
     def control(self) -> str:
         """The address at which commands on this machine reach the server."""
         return f"127.0.0.1:{self.config()['control_port']}"
+
+    @property
+    def secret_file(self) -> Path:
+        """The file with the secret that commands send to the running server."""
+        return self.path / "flower" / "secret"
 
     @property
     def instance_file(self) -> Path:
@@ -256,6 +304,10 @@ class Deployment:
         from polyphily.runtime.network import complete
         from polyphily.runtime.robust import check_robust
 
+        if not self.sites:
+            raise UserError(
+                f"{self.path} has no site yet: polyphily server admit {self.path} REQUEST"
+            )
         entries = {**self.config(), **settings}
         asked = {k: v for k, v in entries.items() if k in names()}
         check_for_flower(from_mapping(asked))
@@ -398,20 +450,34 @@ class Deployment:
         return plan
 
 
-def _write_certificates(path: Path, hosts: Sequence[str]) -> None:
+def check_site_name(name: str) -> None:
+    """Raise a `UserError` if a site cannot have this name."""
+    from polyphily.flower.plan import SITE_NAME
+
+    if not SITE_NAME.fullmatch(name):
+        raise UserError(
+            f"{name[:40]!r} cannot be the name of a site: use small letters, digits, '-', '_' "
+            "and '.'"
+        )
+
+
+def _write_certificates(path: Path, hosts: Sequence[str], ca_key: Path) -> Authority:
     """Write a new certificate authority and a server certificate that it has signed."""
     from polyphily.flower import keys
 
     authority_key, server_key = keys.new_key(), keys.new_key()
     authority = keys.new_authority(authority_key)
     certificate = keys.new_certificate(server_key, hosts, authority, authority_key)
-    keys.write_private(path / "ca.key", keys.private_pem(authority_key))
+    keys.write_private(ca_key, keys.private_pem(authority_key))
     keys.write_private(path / "server.key", keys.private_pem(server_key))
     (path / "ca.crt").write_bytes(keys.certificate_pem(authority))
     (path / "server.crt").write_bytes(keys.certificate_pem(certificate))
+    return authority, authority_key
 
 
-def _write_bundles(path: Path, sites: Sequence[str], host: str, port: int) -> None:
+def _write_bundles(
+    path: Path, sites: Sequence[str], host: str, port: int, authority: Authority
+) -> None:
     """Generate a key pair for every site and write the sites' bundles."""
     from polyphily.flower import keys
 
@@ -425,6 +491,8 @@ def _write_bundles(path: Path, sites: Sequence[str], host: str, port: int) -> No
         for other, public in public_keys.items():
             (bundle / "sites" / f"{other}.pub").write_bytes(public)
         (path / "sites" / f"{site}.pub").write_bytes(public_keys[site])
+        certificate = keys.new_site_certificate(site, key.public_key(), *authority)
+        (path / "sites" / f"{site}.crt").write_bytes(keys.certificate_pem(certificate))
         (bundle / "ca.crt").write_bytes((path / "ca.crt").read_bytes())
         write_text(bundle / SITE, to_toml({"name": site, "host": host, "port": port}))
 
@@ -462,6 +530,7 @@ def complete_for_sites(
 
 
 _OPTIONAL_ENTRIES = """
+# min_sites = 2         # fewest answers that a round needs; all sites unless given
 # timeout = 600         # seconds a site has for a round
 # repeats = 2           # how often a round with fewer than min_sites answers is repeated
 # join_timeout = 600    # seconds to wait for the sites before the first round

@@ -7,23 +7,25 @@ dependency, and its SuperLink alone takes two seconds to import.
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr.app import Message
 
     from polyphily.flower.keys import KeyPair
-
-TRIES, WAIT = 3, 0.5  # calls to a server that cannot be reached, and seconds between the first two
-CONTENT_TIMEOUT = 120.0  # seconds for the content of a message to arrive at the SuperLink
-_BUSY = (502, 503, 504)  # HTTP statuses after which a call is repeated
 
 
 def is_installed() -> bool:
@@ -32,6 +34,8 @@ def is_installed() -> bool:
 
 
 # Control API: start, stop and list runs ----------------------------------------------------------
+
+SECRET = "polyphily-secret"  # header: proves that a request comes from the server's own user
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class RunState:
 
 
 @contextmanager
-def control_client(address: str, certificate: bytes) -> Iterator[Any]:
+def control_client(address: str, certificate: bytes, secret: str) -> Iterator[Any]:
     """Connect to the Control API of a SuperLink."""
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -59,7 +63,10 @@ def control_client(address: str, certificate: bytes) -> Iterator[Any]:
         server_address=address,
         insecure=False,
         root_certificates=certificate,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            _Header(SECRET, secret),
+        ],
     )
     try:
         yield client
@@ -112,61 +119,94 @@ def node_statuses(client: Any) -> dict[bytes, str]:
 
 # Fleet API: a site's connection ------------------------------------------------------------------
 
-
-class ConnectionFailed(Exception):
-    """The server cannot be reached, or no longer knows this connection."""
+SEAT = "polyphily-seat"  # header: the process that speaks for a site, drawn by that process
+REFUSED = "polyphily-refused"  # header: why the server refuses a site, in plain words
+HEARTBEAT = 20.0  # seconds between two signs of life; the server waits for 60
+TRIES, PAUSE = 3, 1.0  # of a request, if the connection fails; seconds between them
+CONTENT_TIMEOUT = 120.0  # seconds for the content of a message to be there; Flower waits two hours
 
 
 class ConnectionRefused(Exception):
-    """The server refused a site's key."""
+    """The server refuses a site, with the reason that it gave."""
 
 
-class MessageLost(Exception):
-    """The server withdrew a message, or its content cannot be had."""
+class MessageGone(Exception):
+    """A message cannot be read: its run has ended, or its content is missing."""
 
 
 class ReplyRejected(Exception):
     """The server did not accept a site's reply."""
 
 
-class FleetConnection:
-    """An active connection of a site to the SuperLink, with heartbeats in a thread.
+@dataclass(frozen=True)
+class _Header:
+    """An interceptor of Flower's HTTP client that adds a header to every request."""
 
-    Flower's own connection (`http_request_response`) is not used: where it cannot go on, it sends
-    SIGINT to its process, raises a BaseException, or exits the process after five seconds.
+    name: str
+    value: str
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers[self.name] = self.value
+        return call_next(context)
+
+
+class FleetConnection:
+    """A connection of a site to the SuperLink; it sends heartbeats while it is open.
+
+    Flower's own function for this ends the process by a signal if the server refuses a request,
+    and logs and swallows exceptions.
 
     Args:
-        client: flwr's client of the Fleet API.
-        node_id: the site's number at the server.
+        address: host and port of the server.
+        certificate: of the authority that signed the server's.
+        keys: of the site.
+        seat: names the process that speaks for the site.
     """
 
-    def __init__(self, client: Any, node_id: int) -> None:
-        from flwr.proto.node_pb2 import Node
-        from flwr.supercore.heartbeat import HeartbeatSender
+    def __init__(self, address: str, certificate: bytes, keys: KeyPair, seat: str) -> None:
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-        self.client, self.node_id = client, node_id
-        self._node = Node(node_id=node_id)
-        self._forgotten = False  # whether the server no longer knows this connection
-        self.heartbeats = HeartbeatSender(self._send_heartbeat)
+        from polyphily.flower.keys import public_pem
 
-    def _send_heartbeat(self) -> bool:
-        """Send a heartbeat; return False if it must be sent again soon."""
-        import httpx
+        self._key = public_pem(keys[1])
+        self._client = FleetHttpClient.from_server_address(
+            address,
+            False,
+            certificate,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(*keys),
+                _Header(SEAT, seat),
+            ],
+        )
+        self.node_id = 0
+        self._closed = threading.Event()
+
+    def __enter__(self) -> FleetConnection:
         from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-        request = SendNodeHeartbeatRequest(
-            node=self._node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        request = ActivateNodeRequest(
+            public_key=self._key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
         )
         try:
-            self._forgotten |= not self.client.SendNodeHeartbeat(request).success
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code in _BUSY:
-                return False
-            self._forgotten = True
-        except (httpx.HTTPError, ValueError, RuntimeError):  # RuntimeError: the client is closed
-            return False
-        return True
+            self.node_id = int(self._call(self._client.ActivateNode, request).node_id)
+        except BaseException:
+            self._client.close()
+            raise
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import httpx
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+        self._closed.set()
+        with suppress(httpx.HTTPError, RuntimeError, ValueError):
+            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node_id))
+        self._client.close()
 
     def receive(self) -> tuple[Message, int] | None:
         """Return the next message and the number of its run; None if there is no message.
@@ -174,9 +214,11 @@ class FleetConnection:
         Flower sends an envelope first. The content is pulled in pieces and put together here.
 
         Raises:
-            ConnectionFailed: if the server does not answer.
-            MessageLost: if there is a message whose content cannot be had.
+            ConnectionRefused: if the server refuses the site.
+            MessageGone: if the message cannot be read.
+            httpx.TransportError: if the server cannot be reached.
         """
+        import httpx
         from flwr.app import Message
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
@@ -186,30 +228,29 @@ class FleetConnection:
         )
         from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
-        if self._forgotten:
-            raise ConnectionFailed("the server no longer knows this connection")
-        found = self._call(self.client.PullMessages, PullMessagesRequest(node=self._node))
-        if not found.messages_list:
+        reply = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node()))
+        if not reply.messages_list:
             return None
+        envelope = message_from_proto(reply.messages_list[0])
+        run = envelope.metadata.run_id
+
+        def call(method: Any) -> Any:
+            return lambda request: self._call(method, request)
+
         try:
-            envelope = message_from_proto(found.messages_list[0])
-            run = envelope.metadata.run_id
-            pull = make_pull_object_fn_protobuf(
-                lambda request: self._call(self.client.PullObject, request), self._node, run
-            )
-            confirm = make_confirm_message_received_fn_protobuf(
-                lambda request: self._call(self.client.ConfirmMessageReceived, request),
-                self._node,
-                run,
-            )
-            tree = found.message_object_trees[0]
             message = pull_and_inflate_object_from_tree(
-                tree, pull, confirm, return_type=Message, max_time=CONTENT_TIMEOUT
+                reply.message_object_trees[0],
+                make_pull_object_fn_protobuf(call(self._client.PullObject), self._node(), run),
+                make_confirm_message_received_fn_protobuf(
+                    call(self._client.ConfirmMessageReceived), self._node(), run
+                ),
+                return_type=Message,
+                max_time=CONTENT_TIMEOUT,
             )
-        except ConnectionFailed:
+        except (httpx.TransportError, ConnectionRefused):
             raise
-        except Exception as error:  # whatever flwr raises for content that it cannot use
-            raise MessageLost(_words(error)) from None
+        except Exception as error:  # whatever Flower raises for content that it cannot use
+            raise MessageGone(_first_line(error)) from None
         message.metadata.__dict__["_message_id"] = envelope.metadata.message_id
         return message, run
 
@@ -217,9 +258,11 @@ class FleetConnection:
         """Send a reply that took some seconds to compute.
 
         Raises:
-            ConnectionFailed: if the server does not answer.
+            ConnectionRefused: if the server refuses the site.
             ReplyRejected: if the server does not accept it.
+            httpx.TransportError: if the server cannot be reached.
         """
+        import httpx
         from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
         from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -228,128 +271,97 @@ class FleetConnection:
             get_object_tree,
             no_object_id_recompute,
         )
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-            make_push_object_fn_protobuf,
-        )
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
         from flwr.supercore.inflatable.inflatable_utils import push_objects
 
         reply.metadata.__dict__["_message_id"] = reply.object_id
         try:
             with no_object_id_recompute():
+                tree = get_object_tree(reply)
                 envelope = remove_content_from_message(reply) if reply.has_content() else reply
-                request = PushMessagesRequest(
-                    node=self._node,
-                    messages_list=[message_to_proto(envelope)],
-                    message_object_trees=[get_object_tree(reply)],
-                    clientapp_runtime_list=[seconds],
+                pushed = self._call(
+                    self._client.PushMessages,
+                    PushMessagesRequest(
+                        node=self._node(),
+                        messages_list=[message_to_proto(envelope)],
+                        message_object_trees=[tree],
+                        clientapp_runtime_list=[seconds],
+                    ),
                 )
-                found = self._call(self.client.PushMessages, request)
                 push_objects(
                     get_all_nested_objects(reply),
                     make_push_object_fn_protobuf(
-                        lambda request: self._call(self.client.PushObject, request),
-                        self._node,
+                        lambda request: self._call(self._client.PushObject, request),
+                        self._node(),
                         run,
-                        found.session_id,
+                        pushed.session_id,
                     ),
-                    object_ids_to_push=set(found.objects_to_push),
+                    object_ids_to_push=set(pushed.objects_to_push),
                 )
-        except ConnectionFailed:
+        except (httpx.TransportError, ConnectionRefused):
             raise
-        except Exception as error:  # whatever flwr raises for a reply that nobody waits for
-            raise ReplyRejected(_words(error)) from None
+        except Exception as error:  # whatever Flower raises for a reply that nobody waits for
+            raise ReplyRejected(_first_line(error)) from None
 
-    def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
-        """Call the server; repeat the call a few times if the server cannot be reached."""
+    def _node(self) -> Any:
+        from flwr.proto.node_pb2 import Node
+
+        return Node(node_id=self.node_id)
+
+    def _call(self, method: Any, request: Any) -> Any:
+        """Send a request, again if the connection fails.
+
+        Raises:
+            ConnectionRefused: if the server refuses the site.
+            httpx.HTTPError: if the server does not answer, or not as it should.
+        """
         import httpx
 
-        for attempt in range(TRIES):
+        for left in reversed(range(TRIES)):
             try:
                 return method(request)
             except httpx.HTTPStatusError as error:
-                status = error.response.status_code
-                if status == 401:
-                    raise ConnectionFailed("the server no longer accepts this connection") from None
-                if status not in _BUSY:
+                if reason := error.response.headers.get(REFUSED):
+                    raise ConnectionRefused(reason) from None
+                if error.response.status_code < 502 or not left:
                     raise
-                reason = f"the server answered {status}"
-            except (httpx.HTTPError, ValueError, RuntimeError) as error:
-                reason = _words(error)
-            time.sleep(WAIT * (attempt + 1))
-        raise ConnectionFailed(reason)
+            except httpx.TransportError:
+                if not left:
+                    raise
+            if self._closed.wait(PAUSE):
+                break
+        raise ConnectionRefused("the connection was closed")
+
+    def _send_heartbeats(self) -> None:
+        import httpx
+        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        request = SendNodeHeartbeatRequest(
+            node=self._node(), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        )
+        while not self._closed.wait(HEARTBEAT):
+            with suppress(httpx.HTTPError, RuntimeError, ValueError):
+                self._client.SendNodeHeartbeat(request)
 
 
-def _words(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of an error; httpx adds a second with a link."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-@contextmanager
-def fleet_connection(address: str, certificate: bytes, keys: KeyPair) -> Iterator[FleetConnection]:
-    """Connect a site to the SuperLink.
-
-    Raises:
-        ConnectionRefused: if the server does not accept the key.
-        ConnectionFailed: if the server cannot be reached.
-    """
-    import httpx
-    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    with _fleet_client(address, certificate, keys) as client:
-        request = ActivateNodeRequest(
-            public_key=public_key_to_bytes(keys[1]), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
-        )
-        try:
-            node_id = int(client.ActivateNode(request).node_id)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code >= 500:
-                raise ConnectionFailed(_words(error)) from None
-            raise ConnectionRefused(_words(error)) from None
-        except (httpx.HTTPError, ValueError) as error:
-            raise ConnectionFailed(_words(error)) from None
-        connection = FleetConnection(client, node_id)
-        connection.heartbeats.start()
-        try:
-            yield connection
-        finally:
-            with suppress(RuntimeError):  # it has stopped already
-                connection.heartbeats.stop()
-            with suppress(httpx.HTTPError, ValueError, RuntimeError):
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
-
-
-def _fleet_client(address: str, certificate: bytes, keys: KeyPair) -> Any:
-    """Return flwr's client of the Fleet API, which signs its requests with a site's key."""
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-    return FleetHttpClient.from_server_address(
-        address,
-        False,
-        certificate,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(*keys),
-        ],
-    )
-
-
-def deactivate_node(address: str, certificate: bytes, keys: KeyPair, node_id: int) -> None:
-    """Tell the SuperLink that a site's connection is over."""
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
-    with _fleet_client(address, certificate, keys) as client:
-        client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
-
-
 # SuperLink ---------------------------------------------------------------------------------------
+
+LOOK = 2.0  # seconds between two looks whether the executor of runs is alive
 
 
 def superlink_app(
-    control_address: str, authority: Path, certificate: Path, key: Path, database: Path
+    control_address: str,
+    authority: Path,
+    certificate: Path,
+    key: Path,
+    database: Path,
+    executor: Sequence[str],
 ) -> Any:
     """Create the SuperLink as an ASGI app. Only nodes with a registered key can connect.
 
@@ -359,11 +371,32 @@ def superlink_app(
         certificate: the server's certificate.
         key: the server's private key.
         database: file for Flower's state.
+        executor: command of the process that starts the processes of runs.
     """
     from flwr.common.constant import ISOLATION_MODE_SUBPROCESS, TRANSPORT_TYPE_GRPC_RERE
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
     from flwr.superlink.main import create_app
+
+    class Lifespan(SuperLinkLifespan):
+        def _start_superexec_if_needed(self) -> None:
+            self.ending = threading.Event()
+            self.superexec_process = self._start_executor()
+            threading.Thread(target=self._keep_executor, daemon=True).start()
+
+        def _start_executor(self) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(list(executor), start_new_session=True)
+
+        def _keep_executor(self) -> None:
+            """Start the executor again if it has ended: without it no run would ever start."""
+            while not self.ending.wait(LOOK):
+                process = self.superexec_process
+                if process is not None and process.poll() is not None:
+                    self.superexec_process = self._start_executor()
+
+        def shutdown(self) -> None:
+            self.ending.set()
+            super().shutdown()
 
     host, _, port = control_address.rpartition(":")
     config = SuperLinkLifespanConfig(
@@ -390,23 +423,182 @@ def superlink_app(
         isolation=ISOLATION_MODE_SUBPROCESS,
         runtime_dependency_install=False,
     )
-    return create_app(config, SuperLinkLifespan)
+    return create_app(config, Lifespan)
 
 
-def register_nodes(app: Any, names: Mapping[bytes, str]) -> None:
-    """Register the public keys of the sites, with their names, unless they are known already."""
+class Nodes:
+    """The nodes that a SuperLink knows, by public key.
+
+    Args:
+        app: of `superlink_app`.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._state = app.state.linkstate_factory.state
+
+    def register(self, names: Mapping[bytes, str]) -> None:
+        """Register public keys, with the names of their sites, unless they are known already."""
+        from flwr.common.constant import (
+            HEARTBEAT_DEFAULT_INTERVAL,
+            NOOP_ACCOUNT_NAME,
+            NOOP_FLWR_AID,
+        )
+
+        state = self._state()
+        for key, name in names.items():
+            if state.get_node_id_by_public_key(key) is None:
+                state.create_node(
+                    NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name
+                )
+
+    def disconnect(self, key: bytes) -> None:
+        """Mark the node with a public key as offline."""
+        state = self._state()
+        number = state.get_node_id_by_public_key(key)
+        if number is not None:
+            state.deactivate_node(number)
+
+    def number(self, key: bytes) -> int | None:
+        found = self._state().get_node_id_by_public_key(key)
+        return None if found is None else int(found)
+
+
+def claimed_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the public key (PEM) that a request names; it is not verified."""
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    try:
+        return base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
+    except (KeyError, ValueError):
+        return b""
+
+
+def is_signed(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether the sender of a request has the private key, as Flower checks it."""
     from flwr.common.constant import (
-        HEARTBEAT_DEFAULT_INTERVAL,
-        NOOP_ACCOUNT_NAME,
-        NOOP_FLWR_AID,
+        SYSTEM_TIME_TOLERANCE,
+        TIMESTAMP_HEADER,
+        TIMESTAMP_TOLERANCE,
+    )
+    from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+    try:
+        signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
+        stamp = headers[TIMESTAMP_HEADER.encode()]
+        age = (now() - dt.datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
+        key = bytes_to_public_key(claimed_key(headers))
+        signed = verify_signature(key, stamp, signature)
+    except (KeyError, ValueError, TypeError):
+        return False
+    latest = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+    return bool(signed) and -SYSTEM_TIME_TOLERANCE < age < latest
+
+
+def sender_of_reply(content: bytes) -> int | None:
+    """Return the node that a pushed reply says it is from; None if there is not one reply."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from google.protobuf.message import DecodeError
+
+    try:
+        request = PushMessagesRequest.FromString(content)
+    except DecodeError:
+        return None
+    if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+        return None
+    return int(request.messages_list[0].metadata.src_node_id)
+
+
+# Processes of runs -------------------------------------------------------------------------------
+
+
+def send_with_every_request(name: str, value: str) -> None:
+    """Add a header to all requests that Flower's code sends from this process."""
+    from flwr.supercore.protobuf.client import ProtobufClient
+
+    original = ProtobufClient.__init__
+
+    def init(self: Any, *given: Any, interceptors: Sequence[Any] = (), **more: Any) -> None:
+        original(self, *given, interceptors=(*interceptors, _Header(name, value)), **more)
+
+    ProtobufClient.__init__ = init  # type: ignore[method-assign]
+
+
+def execute_runs(
+    address: str, authority: Path, parent: int, launch: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    """Ask the SuperLink for runs, and launch a process for each, until the parent ends.
+
+    Args:
+        address: host and port of the SuperLink.
+        authority: certificate of the authority that signed the server's.
+        parent: number of the SuperLink's process.
+        launch: starts the process of a run, which needs the token that is given.
+    """
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec.executor import LaunchResult, SubprocessExecutor
+
+    module: Any = import_module("flwr.supercore.superexec.run_superexec")
+    children: list[subprocess.Popen[bytes]] = []
+
+    class Executor(SubprocessExecutor):
+        def get_eligible_capacity(self, *_: Any, **__: Any) -> tuple[set[Any], set[str]]:
+            return {TaskType.SERVER_APP}, set()
+
+        def launch(self, spec: Any) -> Any:
+            children.append(launch(spec.token))
+            return LaunchResult.accepted()
+
+        def reconcile(self) -> None:
+            children[:] = [child for child in children if child.poll() is None]
+
+    module.get_executor = lambda *_, **__: Executor()
+    module.run_superexec(
+        runtime_api_address=address,
+        insecure=False,
+        root_certificates_path=str(authority),
+        parent_pid=parent,
     )
 
-    state = app.state.linkstate_factory.state()
-    for key, name in names.items():
-        if state.get_node_id_by_public_key(key) is None:
-            state.create_node(
-                NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name
-            )
+
+def conduct_run(address: str, authority: Path, parent: int, token: str) -> None:
+    """Run the server's part of the app for one run.
+
+    Args:
+        address: host and port of the SuperLink.
+        authority: certificate of the authority that signed the server's.
+        parent: number of the process that launched this one.
+        token: of the run.
+    """
+    from flwr.supercore.logger import mirror_output_to_queue, restore_output
+    from flwr.superlink.runtime import run_serverapp
+
+    lines: Queue[str | None] = Queue()
+    mirror_output_to_queue(lines)
+    run_serverapp(
+        runtime_api_address=address,
+        log_queue=lines,
+        token=token,
+        insecure=False,
+        certificates=authority.read_bytes(),
+        parent_pid=parent,
+        runtime_dependency_install=False,
+    )
+    restore_output()
+
+
+# Log ---------------------------------------------------------------------------------------------
+
+
+def logger() -> logging.Logger:
+    """Return Flower's logger, after Flower has set it up."""
+    if is_installed():
+        from flwr.supercore.logger import FLOWER_LOGGER
+
+        found: logging.Logger = FLOWER_LOGGER
+        return found
+    return logging.getLogger("flwr")
 
 
 # Messages ----------------------------------------------------------------------------------------

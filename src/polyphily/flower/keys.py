@@ -1,10 +1,13 @@
-"""TLS certificates for the server and key pairs for the sites."""
+"""TLS certificates for the server, key pairs and certificates for the sites."""
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import hashlib
 import ipaddress
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +19,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from polyphily.errors import UserError
+
 KeyPair: TypeAlias = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
-VALID = dt.timedelta(days=3 * 365)
+Authority: TypeAlias = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
+VALID = dt.timedelta(days=3 * 365)  # certificates of servers and sites
+AUTHORITY_VALID = dt.timedelta(days=10 * 365)
+WARNING = dt.timedelta(days=30)  # a certificate that ends earlier than this is warned about
 _ISSUER = "Polyphily federation"
+_CURVE = ec.SECP384R1().name
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -31,6 +40,37 @@ def write_private(file: Path, content: bytes) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
+
+
+def check_modes(private: Path, *public: Path) -> None:
+    """Check that other users of the machine cannot read a private key or replace any of the files.
+
+    Args:
+        private: a private key. Its folder is checked, too.
+        public: files in that folder that others may read, but not change.
+
+    Raises:
+        UserError: if they can, with the command that prevents it.
+    """
+    wrong = []
+    is_open = private.parent.exists() and private.parent.stat().st_mode & 0o011
+    for file, forbidden, command in (
+        (private, 0o077, "go="),
+        (private.parent, 0o022, "go-w"),
+        *((file, 0o022, "go-w") for file in public if is_open),
+    ):
+        try:
+            mode = file.stat().st_mode & 0o777
+        except FileNotFoundError:
+            continue
+        if mode & forbidden:
+            wrong.append((file, mode, f"chmod {command} {shlex.quote(str(file))}"))
+    if wrong:
+        what = "; ".join(f"{file} has mode {mode:04o}" for file, mode, _ in wrong)
+        raise UserError(
+            f"other users of this machine can read or replace keys: {what}. If that was not "
+            f"intended, make new keys. Otherwise: {' && '.join(fix for *_, fix in wrong)}"
+        )
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -54,18 +94,42 @@ def private_openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def public_openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
-    public = key.public_key()
+def public_openssh(key: ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) -> bytes:
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     return bytes(
         public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
 
 
-def read_public(file: Path) -> bytes:
-    """Read a public key and return it as PEM, as Flower sends it over the network."""
-    key = serialization.load_ssh_public_key(file.read_bytes())
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return a public key in PEM, as Flower sends it over the network."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return bytes(key.public_bytes(serialization.Encoding.PEM, form))
+
+
+def parse_public(content: bytes) -> ec.EllipticCurvePublicKey:
+    """Read a public key in the format of OpenSSH.
+
+    Raises:
+        ValueError: if it is no elliptic-curve key on P-384.
+    """
+    key = serialization.load_ssh_public_key(content)
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != _CURVE:
+        raise ValueError("not an elliptic-curve key on P-384")
+    return key
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the fingerprint of a public key, as `ssh-keygen -lf` prints it."""
+    blob = base64.b64decode(public_openssh(key).split()[1])
+    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode("ascii")
+    return f"SHA256:{digest.rstrip('=')}"
+
+
+def certificate_fingerprint(certificate: x509.Certificate) -> str:
+    """Return the fingerprint of a certificate, as `openssl x509 -fingerprint -sha256` does."""
+    digest = certificate.fingerprint(hashes.SHA256()).hex().upper()
+    return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
 
 
 def read_pair(file: Path) -> KeyPair:
@@ -112,10 +176,10 @@ def read_public_keys(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
     """
     found = {}
     for file in sorted(folder.glob("*.pub")):
-        key = serialization.load_ssh_public_key(file.read_bytes())
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError(f"{file}: not an elliptic-curve key")
-        found[file.name.removesuffix(".pub")] = key
+        try:
+            found[file.name.removesuffix(".pub")] = parse_public(file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
     return found
 
 
@@ -134,7 +198,7 @@ def new_authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         decipher_only=False,
     )
     return (
-        _builder(name, name, key)
+        _builder(name, name, key.public_key(), AUTHORITY_VALID)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -149,34 +213,172 @@ def new_certificate(
     authority_key: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
     """Create a server's certificate for the names and addresses in `hosts`."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    names = x509.SubjectAlternativeName([_general_name(h) for h in hosts])
+    usage = ExtendedKeyUsageOID.SERVER_AUTH
+    builder = _issued(hosts[0], key.public_key(), usage, authority, authority_key)
+    return builder.add_extension(names, critical=False).sign(authority_key, hashes.SHA384())
+
+
+def renewed_certificate(
+    old: x509.Certificate,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    """Create a new certificate for the server, with the key and the names of the old one."""
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    key = old.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    usage = ExtendedKeyUsageOID.SERVER_AUTH
+    builder = _issued(_common_name(old.subject), key, usage, authority, authority_key)
+    return builder.add_extension(names, critical=False).sign(authority_key, hashes.SHA384())
+
+
+def new_site_certificate(
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    """Create a certificate that says which site a public key belongs to, and until when."""
+    usage = ExtendedKeyUsageOID.CLIENT_AUTH
+    builder = _issued(name, key, usage, authority, authority_key)
+    return builder.sign(authority_key, hashes.SHA384())
+
+
+def _issued(
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    usage: x509.ObjectIdentifier,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+) -> x509.CertificateBuilder:
+    """Return a builder of a certificate that an authority is about to sign."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    left = authority.not_valid_after_utc - dt.datetime.now(dt.UTC)
     return (
-        _builder(name, authority.subject, key)
-        .add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), False)
+        _builder(subject, authority.subject, key, min(VALID, left))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(issuer_key, critical=False)
-        .sign(authority_key, hashes.SHA384())
     )
+
+
+def is_certified(
+    certificate: x509.Certificate, name: str, key: ec.EllipticCurvePublicKey, by: x509.Certificate
+) -> bool:
+    """Return whether an authority has certified that a key belongs to a site, and it is valid."""
+    now = dt.datetime.now(dt.UTC)
+    try:
+        certificate.verify_directly_issued_by(by)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return (
+        certificate.public_key() == key
+        and _common_name(certificate.subject) == name
+        and certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+    )
+
+
+def read_certificate(file: Path) -> x509.Certificate:
+    """Read a certificate in PEM.
+
+    Raises:
+        UserError: if there is none in the file.
+    """
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is not a certificate: {error}") from None
+
+
+def read_authority_key(file: Path, authority: x509.Certificate) -> ec.EllipticCurvePrivateKey:
+    """Read the private key of a certificate authority.
+
+    Raises:
+        UserError: if the file holds another key or none, or if others can read it.
+    """
+    try:
+        check_modes(file)
+        key = serialization.load_pem_private_key(file.read_bytes(), password=None)
+    except FileNotFoundError:
+        raise UserError(
+            f"{file} is not there. If the authority's key is kept elsewhere: --ca-key FILE"
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is not a private key: {error}") from None
+    if (
+        not isinstance(key, ec.EllipticCurvePrivateKey)
+        or key.public_key() != authority.public_key()
+    ):
+        raise UserError(f"{file} is not the key of this federation's authority (ca.crt)")
+    return key
+
+
+# Requests of sites -----------------------------------------------------------------------------
+
+
+def new_request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    """Return a certificate request (PKCS#10, PEM): a name and a key, signed with the key."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return bytes(request.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
+
+
+def read_request(content: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
+    """Return the name and the key of a certificate request.
+
+    Raises:
+        ValueError: if it cannot be read, or if whoever made it does not have the private key.
+    """
+    request = x509.load_pem_x509_csr(content)
+    key = request.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != _CURVE:
+        raise ValueError("not an elliptic-curve key on P-384")
+    if not request.is_signature_valid:
+        raise ValueError("it is not signed with its own key")
+    return _common_name(request.subject), key
+
+
+def sign_rotation(old: ec.EllipticCurvePrivateKey, name: str, new: bytes) -> bytes:
+    """Sign with a site's old key that another public key (OpenSSH) replaces it."""
+    return bytes(old.sign(_rotation(name, new), ec.ECDSA(hashes.SHA384())))
+
+
+def is_rotation(old: ec.EllipticCurvePublicKey, name: str, new: bytes, signature: bytes) -> bool:
+    """Return whether a site has signed with its old key that a public key replaces it."""
+    try:
+        old.verify(signature, _rotation(name, new), ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _rotation(name: str, new: bytes) -> bytes:
+    return b"polyphily: the new key of " + name.encode() + b"\0" + new
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     return bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
+def _common_name(name: x509.Name) -> str:
+    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else ""
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid: dt.timedelta
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + VALID)
+        .not_valid_after(now + valid)
     )
 
 

@@ -46,8 +46,8 @@ from polyphily.core.messages import Contract, Message, Uploads
 from polyphily.flower.keys import Identity
 from polyphily.flower.plan import Plan
 from polyphily.flower.wire import CONFIRM, KEYS, REVEAL, SHARE, Parcel, WireError
+from polyphily.privacy.crypto import bytes_to_public_key
 from polyphily.privacy.differential import MIN_CLIENTS, unweighed
-from polyphily.privacy.flwr_crypto import bytes_to_public_key
 from polyphily.privacy.secure_aggregation import (
     CURVE,
     LIMIT,

@@ -8,25 +8,24 @@ private graph. The graph stays in memory between rounds, and no process is start
 from __future__ import annotations
 
 import fcntl
+import secrets
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyphily.errors import UserError
 from polyphily.flower import flwr_internals
 from polyphily.flower.deployment import Bundle, quiet_flower, require_flower
+from polyphily.flower.plain_text import plain
 from polyphily.flower.site import Site
-from polyphily.runs.folder import write_text
 
 if TYPE_CHECKING:
     from polyphily.flower.keys import KeyPair
 
 POLL, RETRY = 0.5, 2.0  # seconds between two looks for messages, and between two connections
-REFUSALS = 3  # refusals in a row after which a site gives up
-NODE = "node-id"  # file in the bundle: the site's node number at the server
 Report = Callable[[str], None]
 Unsent: TypeAlias = list[tuple[Any, int, float]]
 """At most one reply that is still to be sent, with the number of its run and its seconds."""
@@ -75,21 +74,15 @@ def join(bundle: Bundle, site: Site, report: Report) -> None:
     require_flower()
     quiet_flower()
     keys = bundle.pair()
-    waiting, refusals = False, 0
+    seat = secrets.token_hex(16)  # tells this process from others with the same key
+    waiting = False
     unsent: Unsent = []
     with _locked(bundle):
         while True:
             if check_server(bundle):
                 waiting = False
-                try:
-                    _answer_messages(bundle, keys, site, report, unsent)
-                except flwr_internals.ConnectionFailed as error:
-                    refusals = 0
-                    report(f"lost the server: {error}; trying again")
-                except flwr_internals.ConnectionRefused:
-                    refusals += 1  # it may not have noticed that an earlier connection is over
-                    if refusals == REFUSALS:
-                        raise _refused(bundle) from None
+                _answer_messages(bundle, keys, seat, site, report, unsent)
+                report("disconnected; trying again")
             elif not waiting:
                 report(f"waiting for the server at {':'.join(map(str, bundle.address))}")
                 waiting = True
@@ -107,71 +100,57 @@ def _locked(bundle: Bundle) -> Iterator[None]:
         yield
 
 
-def _refused(bundle: Bundle) -> UserError:
-    return UserError(
-        f"the server at {':'.join(map(str, bundle.address))} refused the key of '{bundle.name}'. "
-        "Either it does not know this key (is the bundle from another server?), or the same site "
-        "is connected from elsewhere"
-    )
-
-
 def _answer_messages(
-    bundle: Bundle, keys: KeyPair, site: Site, report: Report, unsent: Unsent
-) -> NoReturn:
+    bundle: Bundle, keys: KeyPair, seat: str, site: Site, report: Report, unsent: Unsent
+) -> None:
     """Connect and answer messages until the connection breaks.
 
     Args:
         bundle: the site's folder.
         keys: of the site.
+        seat: names this process.
         site: answers the messages.
         report: called with a line of text for everything that happens.
         unsent: the reply during which an earlier connection broke; filled if this one breaks.
 
     Raises:
-        ConnectionFailed, ConnectionRefused: when the connection breaks, or never comes about.
+        UserError: if the server refuses this site, which trying again does not change.
     """
     from polyphily.flower.app import make_reply
 
     host, port = bundle.address
-    certificate = bundle.certificate.read_bytes()
-    _end_old_connection(bundle, keys)
-    with flwr_internals.fleet_connection(f"{host}:{port}", certificate, keys) as connection:
-        write_text(bundle.path / NODE, f"{connection.node_id}\n")
-        report("connected")
-        while True:
-            if unsent:
+    address, certificate = f"{host}:{port}", bundle.certificate.read_bytes()
+    try:
+        with flwr_internals.FleetConnection(address, certificate, keys, seat) as connection:
+            report("connected")
+            while True:
+                if unsent:
+                    _send(connection, unsent, report)
                 try:
-                    connection.send(*unsent[0])
-                except flwr_internals.ReplyRejected as error:
-                    report(f"the server did not accept the answer: {error}")
-                unsent.clear()
-            try:
-                received = connection.receive()
-            except flwr_internals.MessageLost as error:
-                report(f"the server withdrew a message: {error}")
-                received = None
-            if received is None:
-                time.sleep(POLL)
-                continue
-            message, run = received
-            began = time.monotonic()
-            reply = make_reply(site, message, report)
-            unsent.append((reply, run, time.monotonic() - began))
+                    received = connection.receive()
+                except flwr_internals.MessageGone as error:
+                    report(f"the server has withdrawn a message: {plain(error)}")
+                    received = None
+                if received is None:
+                    time.sleep(POLL)
+                    continue
+                message, run = received
+                began = time.monotonic()
+                reply = make_reply(site, message, report)
+                unsent.append((reply, run, time.monotonic() - began))
+    except flwr_internals.ConnectionRefused as error:
+        raise UserError(
+            f"the server at {address} refused the key of '{bundle.name}': {plain(error)}. If "
+            "somebody else may have the key, tell the server's operator, who can revoke it"
+        ) from None
+    except Exception as error:  # whatever Flower's client raises: the site goes on
+        report(f"lost the server: {plain(error) or type(error).__name__}")
 
 
-def _end_old_connection(bundle: Bundle, keys: KeyPair) -> None:
-    """Tell the server that this site's earlier connection is over, if there was one.
-
-    Otherwise Flower would refuse the site until that connection has missed two heartbeats, which
-    takes a minute.
-    """
-    import httpx
-
-    file = bundle.path / NODE
-    if not file.exists():
-        return
-    host, port = bundle.address
-    with suppress(httpx.HTTPError, ValueError):
-        node_id = int(file.read_text(encoding="ascii"))
-        certificate = bundle.certificate.read_bytes()
-        flwr_internals.deactivate_node(f"{host}:{port}", certificate, keys, node_id)
+def _send(connection: flwr_internals.FleetConnection, unsent: Unsent, report: Report) -> None:
+    """Send the reply that is waiting. It stays there if the connection breaks."""
+    try:
+        connection.send(*unsent[0])
+    except flwr_internals.ReplyRejected as error:
+        report(f"the server did not accept the answer: {plain(error)}")
+    unsent.clear()

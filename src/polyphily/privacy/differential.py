@@ -213,9 +213,9 @@ def check_privacy(method: Method, settings: Settings, clients: int) -> None:
             "of two clients, each could subtract its own upload from the sum"
         )
     try:
-        import polyphily.privacy.flwr_crypto  # noqa: F401
+        import polyphily.privacy.crypto  # noqa: F401
     except ImportError:
-        raise missing_package("flwr", "flower", "--secure-aggregation") from None
+        raise missing_package("cryptography", "flower", "--secure-aggregation") from None
 
 
 def check_min_sites(settings: Settings, min_sites: int) -> None:

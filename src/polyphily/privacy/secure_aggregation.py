@@ -20,8 +20,8 @@ common if 2t > n + c. Then at least one honest party is in both. It agrees to on
 party can be on the list for one group and off it for the other, and no two secrets of one party are
 revealed. `threshold` is the smallest t above two thirds of n, and at least three.
 
-Key agreement, secret sharing and encryption are Flower's (`flwr_crypto.py`). Two parts differ from
-Flower's SecAgg+:
+Key agreement, secret sharing and encryption are in `crypto.py`. Two parts differ from Flower's
+SecAgg+:
 
 - Its masks come from a generator with a seed of 32 bits, all of which a server can try. Here they
   are the ChaCha20 stream of the whole key.
@@ -48,8 +48,7 @@ from torch import Tensor
 from polyphily.core.messages import Message, Uploads
 from polyphily.errors import PolyphilyError, TrainingError
 from polyphily.nn.sparse import flat
-from polyphily.privacy.differential import MIN_CLIENTS, unweighed, weighed
-from polyphily.privacy.flwr_crypto import (
+from polyphily.privacy.crypto import (
     bytes_to_public_key,
     combine_shares,
     create_shares,
@@ -61,6 +60,7 @@ from polyphily.privacy.flwr_crypto import (
     share_keys_plaintext_concat,
     share_keys_plaintext_separate,
 )
+from polyphily.privacy.differential import MIN_CLIENTS, unweighed, weighed
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 STEP = 2.0**-24  # resolution of the fixed-point numbers
