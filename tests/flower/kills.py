@@ -155,7 +155,7 @@ class Federation:
         return found
 
     def advance(self, folder: RunFolder, seen: int) -> None:
-        """Wait until a round begins or the run ends, after the first `seen` events.
+        """Wait until a whole round is complete or the run ends, after the first `seen` events.
 
         A run that has ended without a summary is resumed, as an operator would.
 
@@ -164,7 +164,7 @@ class Federation:
         """
         deadline = time.monotonic() + LIMIT
         looked = 0.0
-        while not any(e["event"] in ("round", "done") for e in loopback.events(folder)[seen:]):
+        while not went_on(loopback.events(folder)[seen:]):
             self.revive()
             if time.monotonic() - looked > 3 and folder.read_summary() is None:
                 looked = time.monotonic()
@@ -262,6 +262,12 @@ def moment(folder: RunFolder) -> str:
     return f"after {last['event']}{number}{site}"
 
 
+def went_on(events: list[dict[str, Any]]) -> bool:
+    """Return whether a round has begun and ended in these events, or the run has ended."""
+    names = [entry["event"] for entry in events]
+    return "done" in names or names.count("round") >= 2
+
+
 def kill9(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -302,8 +308,8 @@ def report(own: Federation, command: str, findings: list[str]) -> str:
         "then resumed. `server`: kill -9 of the server, which is started again; the run is",
         "resumed. `site`: kill -9 of a site, which is started again. `between`: kill -9 of the",
         "process in which Flower runs the rounds; the run is resumed. `executor`: kill -9 of the",
-        "process that starts those; the server starts it again. Seconds are those until the next",
-        "round began, or the run ended.",
+        "process that starts those; the server starts it again. Seconds are those until a round",
+        "that began after the kill was complete, or the run was.",
         "",
         *[f"- {finding}" for finding in findings],
         "",

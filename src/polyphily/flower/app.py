@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from polyphily.flower.wire import Parcel, WireError
 MESSAGE_TYPE = "train"  # Flower's type of all messages of this app
 FACTS, TENSORS, BLOB, JSON = "facts", "tensors", "safetensors", "json"
 POLL = 0.2  # seconds
+BATCH = 16  # messages that are sent at once, and are in memory together
 ErrorCode = flwr_internals.error_codes()
 UNREACHED = (
     ErrorCode.NODE_UNAVAILABLE,
@@ -109,8 +110,10 @@ class GridTransport:
             unsent = messages.keys() - answered - set(pending.values())
             if unsent:
                 nodes = self._nodes()
-                for site in sorted(unsent & nodes.keys()):
-                    pending[self._push(messages[site], nodes[site], left)] = site
+                for some in batched(sorted(unsent & nodes.keys()), BATCH):
+                    pending |= self._push(
+                        {nodes[site]: messages[site] for site in some}, some, left
+                    )
             for reply in self.grid.pull_messages(list(pending)) if pending else ():
                 site = pending.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error() and reply.error.code in UNREACHED:
@@ -119,12 +122,30 @@ class GridTransport:
                 yield site, _to_answer(reply)
             time.sleep(POLL)
 
-    def _push(self, parcel: Parcel, node: int, seconds: float) -> str:
-        """Send a message that is valid for some seconds; return its id."""
-        number = str(parcel.facts.get("round", ""))
-        message = Message(to_records(parcel), node, MESSAGE_TYPE, ttl=seconds, group_id=number)
-        (message_id,) = self.grid.push_messages([message])
-        return str(message_id)
+    def _push(
+        self, parcels: Mapping[int, Parcel], sites: Sequence[str], seconds: float
+    ) -> dict[str, str]:
+        """Send messages that are valid for some seconds, by node; return the sites by message id.
+
+        A message that Flower does not take has no id. It is sent again.
+        """
+        messages = [
+            Message(
+                to_records(parcel),
+                node,
+                MESSAGE_TYPE,
+                ttl=seconds,
+                group_id=str(parcel.facts.get("round", "")),
+            )
+            for node, parcel in parcels.items()
+        ]
+        numbers = self.grid.push_messages(messages)
+        return {str(n): site for n, site in zip(numbers, sites, strict=False) if n is not None}
+
+
+def batched(sites: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Cut a list into parts of at most `size`."""
+    return (sites[begin : begin + size] for begin in range(0, len(sites), size))
 
 
 def _to_answer(reply: Message) -> Answer:
