@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -110,10 +111,9 @@ class GridTransport:
             unsent = messages.keys() - answered - set(pending.values())
             if unsent:
                 nodes = self._nodes()
-                for some in batched(sorted(unsent & nodes.keys()), BATCH):
-                    pending |= self._push(
-                        {nodes[site]: messages[site] for site in some}, some, left
-                    )
+                sending = [(site, nodes[site], left) for site in sorted(unsent & nodes.keys())]
+                for some in batched(sending, BATCH):
+                    pending |= self._push(messages, some)
             for reply in self.grid.pull_messages(list(pending)) if pending else ():
                 site = pending.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error() and reply.error.code in UNREACHED:
@@ -123,29 +123,38 @@ class GridTransport:
             time.sleep(POLL)
 
     def _push(
-        self, parcels: Mapping[int, Parcel], sites: Sequence[str], seconds: float
+        self, messages: Mapping[str, Parcel], sending: Sequence[tuple[str, int, float]]
     ) -> dict[str, str]:
-        """Send messages that are valid for some seconds, by node; return the sites by message id.
+        """Send messages at once; return the sites by the ids of their messages.
 
         A message that Flower does not take has no id. It is sent again.
+
+        Args:
+            messages: by site.
+            sending: sites, with their node numbers and the seconds for which a message is valid.
         """
-        messages = [
-            Message(
-                to_records(parcel),
-                node,
-                MESSAGE_TYPE,
-                ttl=seconds,
-                group_id=str(parcel.facts.get("round", "")),
-            )
-            for node, parcel in parcels.items()
-        ]
-        numbers = self.grid.push_messages(messages)
-        return {str(n): site for n, site in zip(numbers, sites, strict=False) if n is not None}
+        numbers = self.grid.push_messages(
+            [
+                Message(
+                    to_records(messages[site]),
+                    node,
+                    MESSAGE_TYPE,
+                    ttl=seconds,
+                    group_id=str(messages[site].facts.get("round", "")),
+                )
+                for site, node, seconds in sending
+            ]
+        )
+        taken = zip(numbers, sending, strict=False)
+        return {str(number): site for number, (site, *_) in taken if number is not None}
 
 
-def batched(sites: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+T = TypeVar("T")
+
+
+def batched(entries: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Cut a list into parts of at most `size`."""
-    return (sites[begin : begin + size] for begin in range(0, len(sites), size))
+    return (entries[begin : begin + size] for begin in range(0, len(entries), size))
 
 
 def _to_answer(reply: Message) -> Answer:
