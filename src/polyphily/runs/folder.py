@@ -179,8 +179,17 @@ class RunFolder:
             return int(json.loads(stream.metadata()["progress"])["round"])
 
 
-def save_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Write tensors with text metadata, atomically."""
+def save_tensors(
+    file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str], *, durable: bool = False
+) -> None:
+    """Write tensors with text metadata, atomically.
+
+    Args:
+        file: where to.
+        tensors: by name.
+        facts: the metadata.
+        durable: whether to wait until the file is on the disk.
+    """
     host = {
         n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()
     }
@@ -188,7 +197,20 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     partial = file.with_suffix(".partial")
     save_file(host, partial, metadata=dict(facts))
     _sort_facts(partial)
+    if durable:
+        sync(partial)
     os.replace(partial, file)
+    if durable:
+        sync(file.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_tensors(file: Path) -> tuple[Message, dict[str, str]]:
