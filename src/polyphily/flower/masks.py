@@ -61,6 +61,7 @@ from polyphily.privacy.secure_aggregation import (
     threshold,
     to_rows,
 )
+from polyphily.runs.folder import sync
 from polyphily.runtime.server import Server
 
 MASKED = "masked"  # name of the only tensor of an answer
@@ -242,16 +243,10 @@ def write_durably(file: Path, text: str) -> None:
     """Write a file atomically, and return only once the disk has it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(file.name + ".partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
     os.replace(partial, file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(file.parent)
 
 
 @dataclass
