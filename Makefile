@@ -17,7 +17,7 @@ demo: install
 test: $(VENV)/.tools
 	$(BIN)/pytest -n auto
 test-deploy: $(VENV)/.tools
-	$(BIN)/pytest tests/flower/test_deploy.py -m deploy --durations=0 -rP
+	$(BIN)/pytest tests/flower -m deploy --durations=0 -rP
 check: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

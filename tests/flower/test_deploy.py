@@ -33,9 +33,7 @@ import httpx
 from flower.federations import Wires, coordinate, federation, plan_for, settings_for, sites_of
 from polyphily.core.method import create
 from polyphily.flower import control, loopback
-from polyphily.flower.deployment import Bundle, Deployment
-from polyphily.flower.keys import read_pair
-from polyphily.flower.node import NODE
+from polyphily.flower.deployment import Deployment
 from polyphily.flower.site_files import SiteState
 from polyphily.flower.wire import ROUND, Parcel
 from polyphily.graphs.graph import Graph
@@ -248,7 +246,6 @@ def test_the_path_of_a_practitioner(tmp_path: Path) -> None:
             "site", "join", tmp_path / "east/bundle", "--graph", tmp_path / "east/graph", status=2
         )
         assert "site 'east' takes part already" in twice.stderr
-        _nobody_speaks_for_another(tmp_path, own)
         _strangers_are_turned_away(tmp_path, own, port)
     finally:
         for process in processes[::-1]:
@@ -281,31 +278,6 @@ def _no_private_key_leaves(place: Path, home: Path, names: Sequence[str]) -> Non
         assert (home / name).stat().st_mode & 0o777 == 0o600
 
 
-def _nobody_speaks_for_another(place: Path, own: Deployment) -> None:
-    """A site's key opens that site's messages, and no other's."""
-    from flwr.proto.fleet_pb2 import PullMessagesRequest
-    from flwr.proto.node_pb2 import Node
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-    north, south = (Bundle(place / name / "bundle") for name in ("north", "south"))
-    numbers = [int((bundle.path / NODE).read_text()) for bundle in (north, south)]
-    host, port = north.address
-    with FleetHttpClient.from_server_address(
-        f"{host}:{port}",
-        False,
-        (own.path / "ca.crt").read_bytes(),
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(*read_pair(north.key)),
-        ],
-    ) as client:
-        client.PullMessages(PullMessagesRequest(node=Node(node_id=numbers[0])))
-        with pytest.raises(httpx.HTTPStatusError, match="401"):
-            client.PullMessages(PullMessagesRequest(node=Node(node_id=numbers[1])))
-
-
 def _strangers_are_turned_away(place: Path, own: Deployment, port: int) -> None:
     graph = place / "south" / "graph"
     other = Deployment.create(place / "other", ["north"], "127.0.0.1", port, 1)
@@ -323,7 +295,7 @@ def _strangers_are_turned_away(place: Path, own: Deployment, port: int) -> None:
             assert client.post(f"/v1/{path}", content=b"").status_code == 404
         for path in ("docs", "openapi.json", "health"):
             assert client.get(f"/{path}").status_code == 404
-        assert client.post("/v1/fleet/pull-messages", content=b"").status_code >= 400
+        assert client.post("/v1/fleet/pull-messages", content=b"").status_code == 401
     flood = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=trust)
     flood.putrequest("POST", "/v1/fleet/push-object")
     flood.putheader("Content-Length", str(1 << 30))
@@ -671,52 +643,3 @@ def test_fedspa_on_a_real_partition(real_data: Path, tmp_path: Path) -> None:
         control.start(own.own, own.own.run_folder(name))
         summary = own.finish(name)
         assert summary["best_val"]["test"]["accuracy"] > 0.6
-
-
-@pytest.mark.long
-def test_the_app_runs_on_flowers_own_nodes(tmp_path: Path) -> None:
-    """`flwr run` on the app's folder, with Flower's SuperNodes: the same code, the same folder."""
-    data = federation(2)
-    nodes = []
-    with town(tmp_path, data, []) as own:
-        tools = Path(sys.executable).parent
-        config = own.own.path / "config.toml"
-        config.write_text(config.read_text() + "hidden = 8\nclasses = ['0', '1']\n")
-        host, port = Bundle(own.own.path / "bundles" / "client-0").address
-        home = tmp_path / "home"
-        home.mkdir()
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{own.own.control}"\n'
-            f'root-certificates = "{own.own.path / "ca.crt"}"\n'
-        )
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        environment = {**os.environ, **quiet, "FLWR_HOME": str(home)}
-        environment["PATH"] = f"{tools}{os.pathsep}{environment['PATH']}"
-        try:
-            for site in own.names:
-                bundle, graph = own.own.path / "bundles" / site, loopback.graph_file(tmp_path, site)
-                command = [tools / "flower-supernode", "--superlink", f"{host}:{port}"]
-                command += ["--root-certificates", bundle / "ca.crt"]
-                command += ["--auth-supernode-private-key", bundle / "site.key"]
-                command += ["--port", loopback.free_port()]
-                command += ["--node-config", f'bundle="{bundle}" graph="{graph}"']
-                with (tmp_path / f"{site}.log").open("ab") as log:
-                    nodes.append(
-                        subprocess.Popen(
-                            list(map(str, command)), stdout=log, stderr=log, env=environment
-                        )
-                    )
-            start = [tools / "flwr", "run", control.FAB, "here", "-c", 'method="fedprox" rounds=1']
-            subprocess.run(list(map(str, start)), check=True, env=environment, timeout=60)
-            deadline = time.monotonic() + 240
-            summary = None
-            while summary is None and time.monotonic() < deadline:
-                time.sleep(1)
-                runs = list((own.own.path / "runs").glob("*/summary.json"))
-                summary = json.loads(runs[0].read_text()) if runs else None
-            assert summary is not None, own.log()
-            assert (summary["method"], summary["rounds"]) == ("fedprox", 1)
-            assert summary["troubles"] == []
-        finally:
-            for node in nodes:
-                loopback.end(node)

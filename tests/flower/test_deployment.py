@@ -1,12 +1,10 @@
-"""The server's folder, the sites' bundles, certificates, and the two doors of the server."""
+"""The server's folder, the sites' bundles, certificates."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,6 @@ from flower.federations import Wires, federation, sites_of
 from polyphily.errors import UserError
 from polyphily.flower import keys
 from polyphily.flower.deployment import CONFIG, Bundle, Deployment
-from polyphily.flower.superlink import FLEET, LARGEST, fleet_only
 
 
 @pytest.fixture
@@ -175,31 +172,3 @@ def test_sites_that_differ_fail_the_run_before_training(own: Deployment, tmp_pat
     assert {asked.facts["kind"] for _, asked in wires.asked} == {"hello"}
     events = (own.run_folder(name).path / "events.jsonl").read_text().splitlines()
     assert json.loads(events[-1])["event"] == "failed"
-
-
-def status_of(port: int, path: str, length: int | None = 0, kind: str = "http") -> int | str:
-    """What the guarded app answers; "through" where it lets a request pass."""
-    sent: list[dict[str, Any]] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        sent.append({"type": "through"})
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [] if length is None else [(b"content-length", str(length).encode())]
-    scope = {"type": kind, "path": path, "server": ("0.0.0.0", port), "headers": headers}
-    asyncio.run(fleet_only(app, 9443)(scope, None, send))
-    first = sent[0]
-    return first.get("status", first["type"].rpartition(".")[2])
-
-
-def test_the_sites_door_leads_to_the_fleet_api_only() -> None:
-    assert status_of(9443, f"{FLEET}pull-messages") == "through"
-    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/", "//v1/fleet/"):
-        assert status_of(9443, path) == 404
-        assert status_of(9444, path) == "through"
-    assert status_of(9443, f"{FLEET}push-object", LARGEST) == "through"
-    assert status_of(9443, f"{FLEET}push-object", LARGEST + 1) == 413
-    assert status_of(9443, f"{FLEET}push-object", None) == 413
-    assert status_of(9443, "/", kind="websocket") == "close"

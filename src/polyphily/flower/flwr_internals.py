@@ -481,19 +481,19 @@ def is_signed(headers: Mapping[bytes, bytes]) -> bool:
         TIMESTAMP_TOLERANCE,
     )
     from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
-    from flwr.supercore.date import now
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+    from polyphily.flower.keys import parse_pem, verifies
 
     try:
         signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
         stamp = headers[TIMESTAMP_HEADER.encode()]
-        age = (now() - dt.datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
-        key = bytes_to_public_key(claimed_key(headers))
-        signed = verify_signature(key, stamp, signature)
+        signed_at = dt.datetime.fromisoformat(stamp.decode("ascii"))
+        age = (dt.datetime.now(dt.UTC) - signed_at).total_seconds()
+        key = parse_pem(claimed_key(headers))
     except (KeyError, ValueError, TypeError):
         return False
     latest = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-    return bool(signed) and -SYSTEM_TIME_TOLERANCE < age < latest
+    return -SYSTEM_TIME_TOLERANCE < age < latest and verifies(key, stamp, signature)
 
 
 def sender_of_reply(content: bytes) -> int | None:

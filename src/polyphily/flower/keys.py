@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -117,6 +117,30 @@ def parse_public(content: bytes) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != _CURVE:
         raise ValueError("not an elliptic-curve key on P-384")
     return key
+
+
+def parse_pem(content: bytes) -> ec.EllipticCurvePublicKey:
+    """Read a public key in PEM.
+
+    Raises:
+        ValueError: if it is no elliptic-curve key.
+    """
+    try:
+        key = serialization.load_pem_public_key(content)
+    except UnsupportedAlgorithm:
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("not an elliptic-curve key")
+    return key
+
+
+def verifies(key: ec.EllipticCurvePublicKey, content: bytes, signature: bytes) -> bool:
+    """Return whether a signature of Flower's (ECDSA, SHA-256) is that of a key."""
+    try:
+        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:

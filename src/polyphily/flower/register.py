@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from polyphily.errors import UserError
-from polyphily.flower.keys import fingerprint, parse_public, public_pem
+from polyphily.flower.keys import fingerprint, parse_pem, parse_public, public_pem
 from polyphily.flower.plain_text import plain
 
 REVOKED = "revoked.jsonl"
@@ -152,13 +150,11 @@ class Register:
 
     def _reason_against_unknown(self, key: bytes) -> str:
         try:
-            parsed = load_pem_public_key(key)
-        except (ValueError, UnsupportedAlgorithm):
-            return "that is no public key"
-        if isinstance(parsed, ec.EllipticCurvePublicKey):
-            found = self.revoked().get(fingerprint(parsed))
-            if found:
-                return f"the key of '{found['site']}' was {found['what']} on {_day(found)}"
+            found = self.revoked().get(fingerprint(parse_pem(key)))
+        except ValueError:
+            return "that is no public key of a site"
+        if found:
+            return f"the key of '{found['site']}' was {found['what']} on {_day(found)}"
         return "the server does not know this key"
 
 
