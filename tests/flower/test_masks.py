@@ -292,15 +292,8 @@ def test_a_site_that_was_restarted_is_out_for_a_round(tmp_path: Path) -> None:
                 )
             yield from super().ask(messages, timeout)
 
-    class Failing(Restarting):
-        """Errors of a site come back as words, as they do over Flower."""
-
-        def ask(self, messages, timeout):  # type: ignore[no-untyped-def]
-            for name, message in messages.items():
-                try:
-                    yield from super().ask({name: message}, timeout)
-                except WireError as error:
-                    yield name, Answer(error=str(error))
+    class Failing(Wording, Restarting):
+        pass
 
     wires = Failing(sites)
     plan = masked_plan(4)
@@ -355,6 +348,38 @@ def test_a_killed_server_begins_with_new_keys(tmp_path: Path) -> None:
     wires = Wires(sites)  # the sites were not killed, and remember
     assert coordinate(plan, wires, tmp_path / "run", 3).go()["troubles"] == []
     assert kinds(wires, 2) == [KEYS, SHARE, ROUND, CONFIRM, REVEAL]
+    assert_like_plain(tmp_path, plan, wires, set())
+
+
+class Wording(Wires):
+    """Errors of a site come back as words, as they do over Flower."""
+
+    def ask(self, messages, timeout):  # type: ignore[no-untyped-def]
+        for name, message in messages.items():
+            try:
+                yield from super().ask({name: message}, timeout)
+            except WireError as error:
+                yield name, Answer(error=str(error))
+
+
+def test_a_revealed_round_is_not_summed_again_without_a_site(tmp_path: Path) -> None:
+    """The server is killed before it stores the sum; then a site is away; then it is back."""
+
+    class Cut(Exception):
+        pass
+
+    def cut(reply: Parcel) -> Parcel:
+        raise Cut
+
+    plan, sites = masked_plan(4), sites_of(federation(4), tmp_path)
+    cutting = Wires(sites, twisted(cut, ("client-2", REVEAL, 2)))
+    with pytest.raises(Cut):
+        coordinate(plan, cutting, tmp_path / "run", 3).go()
+    away = Wording(sites, twisted(lost, ("client-3", ROUND, 2)))
+    with pytest.raises(TrainingError, match=r"round 2 was summed over client-0, client-1, .*-3 be"):
+        coordinate(plan, away, tmp_path / "run", 3).go()
+    wires = Wires(sites)
+    assert coordinate(plan, wires, tmp_path / "run", 3).go()["rounds"] == 3
     assert_like_plain(tmp_path, plan, wires, set())
 
 
