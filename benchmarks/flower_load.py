@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -246,7 +246,7 @@ def bare(sites: int, rounds: int) -> tuple[list[float], float]:
             "--host", "127.0.0.1", "--port", port, "--database", place / "state.db",
         )  # fmt: skip
         try:
-            time.sleep(10)
+            wait_for(port)
             memory = Memory(process)
             pairs = [(key, key.public_key()) for key in (keys.new_key() for _ in range(sites))]
             register(f"127.0.0.1:{port}", (place / "ca.crt").read_bytes(), pairs)
@@ -259,8 +259,19 @@ def bare(sites: int, rounds: int) -> tuple[list[float], float]:
                     seconds = out.read_text().splitlines() if out.exists() else []
             return [float(value) for value in seconds], memory.end()
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+            loopback.end(process)
+
+
+def wait_for(port: int) -> None:
+    """Wait until something listens on a port of this machine, and a little more."""
+    deadline = time.monotonic() + loopback.START_TIMEOUT
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            time.sleep(2)
+            return
+        time.sleep(0.3)
+    raise TimeoutError("the SuperLink did not start")
 
 
 def register(address: str, certificate: bytes, pairs: Sequence[keys.KeyPair]) -> None:
