@@ -253,6 +253,13 @@ class Federation:
         return [f.name for f in logs if "Traceback" in f.read_text(errors="replace")]
 
 
+def failures(runs: Path) -> list[str]:
+    """Return the reasons of all runs that ended with an error, which none should."""
+    folders = [RunFolder(path) for path in sorted(runs.iterdir())]
+    found = [e for folder in folders for e in loopback.events(folder) if e["event"] == "failed"]
+    return [str(entry["reason"]) for entry in found]
+
+
 def moment(folder: RunFolder) -> str:
     """Return the latest event of a run: where a kill found it."""
     events = loopback.events(folder)
@@ -361,7 +368,9 @@ def run_kills(place: Path, kills: int, seed: int, rounds: int, command: str) -> 
     alone = [kill for kill in own.kills if "by itself" in kill.outcome]
     findings.append(f"{len(own.kills)} kills; logs with a traceback: {', '.join(bad) or 'none'}")
     findings.append(f"sites that ended by themselves: {len(alone)}")
-    return report(own, command, findings), well and not bad and not alone
+    failed = failures(own.own.path / "runs")
+    findings.append(f"runs that ended with an error: {'; '.join(failed) or 'none'}")
+    return report(own, command, findings), well and not (bad or alone or failed)
 
 
 def same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
