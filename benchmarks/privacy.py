@@ -59,7 +59,7 @@ def secure() -> None:
     rng = np.random.default_rng(0)
     print("secure aggregation of weighted models: weights 400 to 800, values of deviation 1")
     print("clients  numbers  gone  error of the mean  bound  seconds  kB a client")
-    for clients, size, gone in ((3, 20_000, 1), (10, 20_000, 1), (10, 200_000, 0), (30, 20_000, 5)):
+    for clients, size, gone in ((4, 20_000, 1), (10, 20_000, 1), (10, 200_000, 0), (30, 20_000, 5)):
         weights = rng.integers(400, 800, clients)
         values = rng.normal(size=(clients, size))
         here = range(gone, clients)

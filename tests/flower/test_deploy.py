@@ -529,7 +529,7 @@ def test_masked_uploads_give_the_simulations_weights(tmp_path: Path) -> None:
             run = own.launch(method, secure_aggregation=True)
             summary = own.finish(run)
             assert summary["troubles"] == []
-            assert summary["secure_aggregation"]["threshold"] == 2
+            assert summary["secure_aggregation"]["threshold"] == 3
             expected = Execution(create(method), [data], settings_for(method, **STILL), None)
             gaps[method] = widest(own, run, expected.go(None).models)
     print(gaps)
@@ -539,13 +539,13 @@ def test_masked_uploads_give_the_simulations_weights(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_site_killed_after_sharing_is_survived(tmp_path: Path) -> None:
     """Others' uploads are masked for it already: their shares of its key take the masks off."""
-    data = federation()
-    with town(tmp_path / "town", data, ["client-0", "client-1"]) as own:
+    data = federation(4)
+    with town(tmp_path / "town", data, ["client-0", "client-1", "client-3"]) as own:
         own.start_bad("client-2", "die")
-        run = own.launch("fedper", rounds=4, timeout=20, min_sites=2, secure_aggregation=True)
+        run = own.launch("fedper", rounds=4, timeout=20, min_sites=3, secure_aggregation=True)
         own.until(run, "late", 2, "client-2")
         assert own.processes["client-2"].wait() == -signal.SIGKILL
-        own.start("client-2")  # three are needed to begin a round
+        own.start("client-2")
         (trouble,) = own.finish(run)["troubles"]
         assert (trouble["site"], trouble["round"]) == ("client-2", 2)
         assert "the others' shares took its masks off the sum" in trouble["reason"]

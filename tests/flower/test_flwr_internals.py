@@ -93,8 +93,6 @@ PRIVATE = {
     "flwr.supercore.inflatable.inflatable_protobuf_utils:make_push_object_fn_protobuf": (
         "(push_object_protobuf, node, run_id, session_id)"
     ),
-    "flwr.supercore.inflatable.inflatable_utils:ObjectPullError": "exception",
-    "flwr.supercore.inflatable.inflatable_utils:ObjectPushError": "exception",
     "flwr.supercore.inflatable.inflatable_utils:pull_and_inflate_object_from_tree": (
         "(object_tree, pull_object_fn, confirm_object_received_fn, return_type=, "
         "max_concurrent_pulls=, max_time=, max_tries_per_object=, initial_backoff=, "

@@ -27,7 +27,7 @@ from polyphily.flower.joining import Answer
 from polyphily.flower.masks import MASKED, to_numbers, to_uploads
 from polyphily.flower.plan import Plan
 from polyphily.flower.site_files import SiteState
-from polyphily.flower.wire import FINISH, KEYS, REVEAL, ROUND, SHARE, Parcel, WireError
+from polyphily.flower.wire import CONFIRM, FINISH, KEYS, REVEAL, ROUND, SHARE, Parcel, WireError
 from polyphily.privacy.secure_aggregation import STEP, encode
 from polyphily.runs.models import LAST, SavedModel
 from polyphily.runs.run import Execution
@@ -101,7 +101,8 @@ def test_a_masked_run_ends_where_a_plain_one_does(method: str, tmp_path: Path) -
     assert summary["secure_aggregation"] == {
         "step": STEP,
         "error_bound_of_sums": 3 * STEP / 2,
-        "threshold": 2,
+        "threshold": 3,
+        "colluding_clients_tolerated": 1,
     }
     # Scaffold's control variates are changes divided by the learning rate: so are their errors.
     assert_like_plain(tmp_path, plan, wires, set(), 1e-5 if method == "scaffold" else 1e-6)
@@ -133,13 +134,13 @@ def test_as_many_bytes_as_in_a_simulation(tmp_path: Path) -> None:
     assert summary["secure_aggregation"] == expected["secure_aggregation"]
 
 
-def test_a_round_takes_one_exchange_more(tmp_path: Path) -> None:
+def test_a_round_takes_two_exchanges_more(tmp_path: Path) -> None:
     """Keys and letters travel ahead while nobody is missing, and not beyond the last round."""
     wires = Wires(sites_of(federation(), tmp_path))
     coordinate(masked_plan(), wires, tmp_path / "run", 3).go()
-    assert kinds(wires, 1) == [KEYS, SHARE, ROUND, REVEAL]
-    assert kinds(wires, 2) == [ROUND, REVEAL]
-    assert kinds(wires, 3) == [ROUND, REVEAL, FINISH, "close"]
+    assert kinds(wires, 1) == [KEYS, SHARE, ROUND, CONFIRM, REVEAL]
+    assert kinds(wires, 2) == [ROUND, CONFIRM, REVEAL]
+    assert kinds(wires, 3) == [ROUND, CONFIRM, REVEAL, FINISH, "close"]
     (last,) = [
         a for n, a in wires.asked
         if n == "client-0" and (a.facts["kind"], a.facts.get("round")) == (ROUND, 3)
@@ -232,6 +233,7 @@ def test_nothing_else_leaves_a_site(tmp_path: Path) -> None:
     assert told[KEYS] == always | {"keys"}
     assert told[SHARE] == always | {"letters"}
     assert told[ROUND] == always | {"keys", "note", "loss", "trained", "received"}
+    assert told[CONFIRM] == always | {"signature"}
     assert told[REVEAL] == always | {"shares", "letters"}
 
 
@@ -239,14 +241,15 @@ def test_nothing_else_leaves_a_site(tmp_path: Path) -> None:
 
 
 def test_a_site_that_drops_out_after_sharing_is_survived(tmp_path: Path) -> None:
-    wires = Wires(sites_of(federation(), tmp_path), twisted(lost, ("client-1", ROUND, 2)))
-    plan = masked_plan()
-    summary = coordinate(plan, wires, tmp_path / "run", 2).go()
+    wires = Wires(sites_of(federation(4), tmp_path), twisted(lost, ("client-1", ROUND, 2)))
+    plan = masked_plan(4)
+    summary = coordinate(plan, wires, tmp_path / "run", 3).go()
     (trouble,) = summary["troubles"]
     assert (trouble["site"], trouble["round"], trouble["what"]) == ("client-1", 2, "late")
     assert "took its masks off" in trouble["reason"]
     assert kinds(wires, 2, "client-1") == [ROUND]
-    assert kinds(wires, 3) == [KEYS, SHARE, ROUND, REVEAL, FINISH, "close"], "not ahead any more"
+    again = [KEYS, SHARE, ROUND, CONFIRM, REVEAL, FINISH, "close"]
+    assert kinds(wires, 3) == again, "not ahead any more"
     record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])
     assert record["failed"] == [1]
     assert_like_plain(tmp_path, plan, wires, {("client-1", 2)})
@@ -264,9 +267,10 @@ def test_a_site_that_drops_out_before_is_no_party(kind: str, tmp_path: Path) -> 
     assert_like_plain(tmp_path, plan, wires, {("client-3", 1)})
 
 
-def test_a_site_that_does_not_reveal_is_in_the_sum(tmp_path: Path) -> None:
-    wires = Wires(sites_of(federation(), tmp_path), twisted(lost, ("client-1", REVEAL, 2)))
-    plan = masked_plan()
+@pytest.mark.parametrize("kind", [CONFIRM, REVEAL])
+def test_a_site_that_does_not_reveal_is_in_the_sum(kind: str, tmp_path: Path) -> None:
+    wires = Wires(sites_of(federation(4), tmp_path), twisted(lost, ("client-1", kind, 2)))
+    plan = masked_plan(4)
     (trouble,) = coordinate(plan, wires, tmp_path / "run", 3).go()["troubles"]
     assert "its numbers are in the sum" in trouble["reason"]
     record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])
@@ -276,7 +280,7 @@ def test_a_site_that_does_not_reveal_is_in_the_sum(tmp_path: Path) -> None:
 
 def test_a_site_that_was_restarted_is_out_for_a_round(tmp_path: Path) -> None:
     """Its keys were in memory only; it is back with new ones in the round after."""
-    data = federation()
+    data = federation(4)
     sites = sites_of(data, tmp_path)
 
     class Restarting(Wires):
@@ -289,22 +293,16 @@ def test_a_site_that_was_restarted_is_out_for_a_round(tmp_path: Path) -> None:
                 )
             yield from super().ask(messages, timeout)
 
-    class Failing(Restarting):
-        """Errors of a site come back as words, as they do over Flower."""
-
-        def ask(self, messages, timeout):  # type: ignore[no-untyped-def]
-            for name, message in messages.items():
-                try:
-                    yield from super().ask({name: message}, timeout)
-                except WireError as error:
-                    yield name, Answer(error=str(error))
+    class Failing(Wording, Restarting):
+        pass
 
     wires = Failing(sites)
-    plan = masked_plan()
-    (trouble,) = coordinate(plan, wires, tmp_path / "run", 2).go()["troubles"]
+    plan = masked_plan(4)
+    (trouble,) = coordinate(plan, wires, tmp_path / "run", 3).go()["troubles"]
     assert (trouble["site"], trouble["round"], trouble["what"]) == ("client-1", 2, "refused")
     assert "restarted" in trouble["reason"]
-    assert kinds(wires, 3, "client-1") == [KEYS, SHARE, ROUND, REVEAL, FINISH, "close"]
+    again = [KEYS, SHARE, ROUND, CONFIRM, REVEAL, FINISH, "close"]
+    assert kinds(wires, 3, "client-1") == again
     assert_like_plain(tmp_path, plan, wires, {("client-1", 2)})
 
 
@@ -322,7 +320,7 @@ def test_too_few_repeat_the_round_with_everybody(tmp_path: Path) -> None:
     plan = masked_plan()
     summary = coordinate(plan, wires, tmp_path / "run", 1).go()
     assert summary["troubles"] == []
-    assert kinds(wires, 2) == [ROUND, KEYS, SHARE, ROUND, REVEAL]
+    assert kinds(wires, 2) == [ROUND, KEYS, SHARE, ROUND, CONFIRM, REVEAL]
     assert_like_plain(tmp_path, plan, wires, set())
 
 
@@ -350,7 +348,39 @@ def test_a_killed_server_begins_with_new_keys(tmp_path: Path) -> None:
         coordinate(plan, wires, tmp_path / "run", 3).go()
     wires = Wires(sites)  # the sites were not killed, and remember
     assert coordinate(plan, wires, tmp_path / "run", 3).go()["troubles"] == []
-    assert kinds(wires, 2) == [KEYS, SHARE, ROUND, REVEAL]
+    assert kinds(wires, 2) == [KEYS, SHARE, ROUND, CONFIRM, REVEAL]
+    assert_like_plain(tmp_path, plan, wires, set())
+
+
+class Wording(Wires):
+    """Errors of a site come back as words, as they do over Flower."""
+
+    def ask(self, messages, timeout):  # type: ignore[no-untyped-def]
+        for name, message in messages.items():
+            try:
+                yield from super().ask({name: message}, timeout)
+            except WireError as error:
+                yield name, Answer(error=str(error))
+
+
+def test_a_revealed_round_is_not_summed_again_without_a_site(tmp_path: Path) -> None:
+    """The server is killed before it stores the sum; then a site is away; then it is back."""
+
+    class Cut(Exception):
+        pass
+
+    def cut(reply: Parcel) -> Parcel:
+        raise Cut
+
+    plan, sites = masked_plan(4), sites_of(federation(4), tmp_path)
+    cutting = Wires(sites, twisted(cut, ("client-2", REVEAL, 2)))
+    with pytest.raises(Cut):
+        coordinate(plan, cutting, tmp_path / "run", 3).go()
+    away = Wording(sites, twisted(lost, ("client-3", ROUND, 2)))
+    with pytest.raises(TrainingError, match=r"round 2 was summed over client-0, client-1, .*-3 be"):
+        coordinate(plan, away, tmp_path / "run", 3).go()
+    wires = Wires(sites)
+    assert coordinate(plan, wires, tmp_path / "run", 3).go()["rounds"] == 3
     assert_like_plain(tmp_path, plan, wires, set())
 
 
@@ -375,9 +405,9 @@ BAD = {
 @pytest.mark.parametrize("words", sorted(BAD))
 def test_answers_that_cannot_be_are_refused_by_name(words: str, tmp_path: Path) -> None:
     twist = twisted(BAD[words], ("client-1", ROUND, 2))
-    wires = Wires(sites_of(federation(), tmp_path), twist)
-    plan = masked_plan()
-    (trouble,) = coordinate(plan, wires, tmp_path / "run", 2).go()["troubles"]
+    wires = Wires(sites_of(federation(4), tmp_path), twist)
+    plan = masked_plan(4)
+    (trouble,) = coordinate(plan, wires, tmp_path / "run", 3).go()["troubles"]
     assert (trouble["site"], trouble["what"]) == ("client-1", "refused")
     assert words in trouble["reason"]
     assert_like_plain(tmp_path, plan, wires, {("client-1", 2)})
@@ -396,7 +426,7 @@ def test_noise_for_an_answer_ends_the_run_and_not_with_a_wrong_model(tmp_path: P
     own = coordinate(masked_plan(), wires, tmp_path / "run", 2)
     with pytest.raises(TrainingError, match=r"not one of models.* is that of round 1"):
         own.go()
-    assert kinds(wires, 2) == [ROUND, REVEAL], "and no second sum of the round"
+    assert kinds(wires, 2) == [ROUND, CONFIRM, REVEAL], "and no second sum of the round"
     assert all(float(value.abs().max()) < 100 for value in own.server.state.values())
 
 
@@ -411,7 +441,8 @@ def test_shares_that_do_not_fit_end_the_attempt(tmp_path: Path) -> None:
     wires = Wires(sites_of(federation(), tmp_path), twisted(wrong, ("client-0", REVEAL, 2)))
     plan = masked_plan()
     coordinate(plan, wires, tmp_path / "run", 3).go()
-    assert kinds(wires, 2) == [ROUND, REVEAL, ROUND, REVEAL]
+    again = [KEYS, SHARE, ROUND, CONFIRM, REVEAL]
+    assert kinds(wires, 2) == [ROUND, CONFIRM, REVEAL, *again]
     assert_like_plain(tmp_path, plan, wires, set())
 
 
@@ -517,9 +548,9 @@ def test_two_sites_are_too_few_to_begin(tmp_path: Path) -> None:
 def test_two_that_come_of_three_are_too_few_to_begin(tmp_path: Path) -> None:
     sites = sites_of(federation(), tmp_path)
     own = Deployment.create(tmp_path / "server", list(sites), "example.org", 9443, 9444)
-    name = own.new_run(
-        "fedavg", {"secure_aggregation": True, "min_sites": 1, "join_timeout": 0.5}, {}
-    )
+    with pytest.raises(UserError, match=r"min_sites 2: .* at least 3 sites"):
+        own.new_run("fedavg", {"secure_aggregation": True, "min_sites": 2}, {})
+    name = own.new_run("fedavg", {"secure_aggregation": True, "join_timeout": 0.5}, {})
     sites.pop("client-2")
-    with pytest.raises(UserError, match="at least 3 clients"):
+    with pytest.raises(TrainingError, match="2 of 3 sites joined"):
         own.conduct(name, Wires(sites))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from polyphily.cli.deploying import _Display
 from polyphily.flower import flower_log
-from polyphily.flower.plain_text import plain
 from polyphily.flower.register import Journal
+from polyphily.graphs.checked import plain
 from polyphily.runs.folder import RunFolder
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m\r\n\x9b5m\u202egnp.exe\x00\x08 \x1bPq\x1b\\"

@@ -40,12 +40,13 @@ from polyphily.privacy.secure_aggregation import (
     stream,
     threshold,
     to_secret,
+    tolerated,
 )
 
 SUMMABLE = [
     n for n in sorted(METHODS) if not create(n).reason_against_sums(example_sizes(create(n)))
 ]
-PARTIES = (0, 3, 4, 7, 9)
+PARTIES = (0, 3, 4, 7, 9, 12, 15)  # five must stay
 LENGTH = 4000
 
 
@@ -113,9 +114,9 @@ def test_masks_of_parties_that_drop_out_are_taken_off(gone: tuple[int, ...]) -> 
     np.testing.assert_array_equal(seen.total(), total(numbers))
 
 
-def test_three_of_five_must_stay() -> None:
-    numbers = {k: own for k, own in secrets().items() if k in (0, 3)}
-    with pytest.raises(TrainingError, match="2 of 5 clients answered, 3 are needed"):
+def test_five_of_seven_must_stay() -> None:
+    numbers = {k: own for k, own in secrets().items() if k in (0, 3, 4, 9)}
+    with pytest.raises(TrainingError, match="4 of 7 clients answered, 5 are needed"):
         run_round(numbers, PARTIES)
 
 
@@ -169,13 +170,13 @@ def test_the_same_numbers_look_different_in_every_round() -> None:
 def test_shares_below_the_threshold_do_not_give_a_seed_back() -> None:
     seen = run_round(secrets(), PARTIES)
     told = [share for (of, _), share in seen.shares.items() if of == 3]
-    seed = combine_shares(told[:3])
-    assert combine_shares(told[2:]) == seed, "any three do"
-    assert all(recovered(two) != seed for two in combinations(told, 2))
+    seed = combine_shares(told[:5])
+    assert combine_shares(told[2:]) == seed, "any five do"
+    assert all(recovered(four) != seed for four in combinations(told, 4))
 
 
 def test_two_that_collude_with_the_server_still_see_noise() -> None:
-    """Parties 0 and 9 give the server all they have; 3's answer stays masked by 4 and 7."""
+    """Parties 0 and 9 give the server all they have; 3's answer stays masked by the other four."""
     numbers = secrets()
     least = threshold(len(PARTIES))
     people = {k: Party(k, least) for k in PARTIES}
@@ -190,11 +191,15 @@ def test_two_that_collude_with_the_server_still_see_noise() -> None:
         masked = masked - between if traitor < 3 else masked + between
     assert looks_random(masked)
     known = [people[traitor]._shares[3] for traitor in (0, 9)]
-    more = [*known, people[3]._shares[3]]
+    for honest in (4, 7):
+        people[honest].mask(
+            numbers[honest], {k: letters[k][honest] for k in PARTIES if k != honest}
+        )
+    more = [*known, *(people[k]._shares[3] for k in (3, 4, 7))]
     private = to_secret(people[3]._mask_key)
     for kind, secret in enumerate((people[3]._seed, private)):
         assert recovered([share[kind] for share in known]) != secret
-        assert recovered([share[kind] for share in more]) == secret, "a third would tell"
+        assert recovered([share[kind] for share in more]) == secret, "three more would tell"
 
 
 def key_of(party: Party, public: bytes) -> bytes:
@@ -205,7 +210,7 @@ def key_of(party: Party, public: bytes) -> bytes:
 
 
 def begun() -> tuple[dict[int, Party], dict[int, dict[int, bytes]]]:
-    people = {k: Party(k, 3) for k in PARTIES}
+    people = {k: Party(k, 5) for k in PARTIES}
     keys = {k: party.keys for k, party in people.items()}
     return people, {k: party.share(keys) for k, party in people.items()}
 
@@ -218,13 +223,40 @@ def test_a_party_reveals_once_and_never_seed_and_key_of_one() -> None:
     people, letters = begun()
     for k, party in people.items():
         party.mask(secrets()[k], letters_to(k, letters))
-    with pytest.raises(ProtocolError, match="uncover"):
-        people[0].reveal(PARTIES, [3])
-    with pytest.raises(ProtocolError, match="2 parties are left, 3 are needed"):
-        people[3].reveal([0, 3], [4, 7, 9])
-    people[4].reveal(PARTIES, [])
     with pytest.raises(ProtocolError, match="out of turn"):
-        people[4].reveal([0, 3, 4], [7, 9])
+        people[0].reveal(PARTIES)
+    with pytest.raises(ProtocolError, match="4 parties are left, 5 are needed"):
+        people[3].confirm([0, 3, 4, 9])
+    people[7].confirm(PARTIES)
+    with pytest.raises(ProtocolError, match="agreed to another list"):
+        people[7].reveal(PARTIES[:-1])
+    people[4].confirm(PARTIES[:-1])
+    shares = people[4].reveal(PARTIES[:-1])
+    assert shares == {k: people[4]._shares[k][k == PARTIES[-1]] for k in PARTIES}
+    for step in (people[4].confirm, people[4].reveal):
+        with pytest.raises(ProtocolError, match="out of turn"):
+            step(PARTIES)
+
+
+@pytest.mark.parametrize("wrong", [(0, 3, 4, 7, 9, 9), (0, 3, 4, 7, 9, 8), (3, 4, 7, 9, 12)])
+def test_a_party_does_not_agree_to_any_list(wrong: tuple[int, ...]) -> None:
+    """One that names a party twice, a stranger, or not the party itself."""
+    people, letters = begun()
+    people[0].mask(secrets()[0], letters_to(0, letters))
+    with pytest.raises(ProtocolError, match="party 0"):
+        people[0].confirm(wrong)
+    with pytest.raises(ProtocolError, match="out of turn"):
+        people[0].confirm(PARTIES)
+
+
+@given(st.integers(3, 300))
+def test_two_groups_that_agree_share_an_honest_party(parties: int) -> None:
+    """Of any two groups as large as the threshold, the common part has more than the colluders."""
+    least, colluders = threshold(parties), tolerated(parties)
+    assert 3 <= least <= parties
+    assert 2 * least > parties + colluders
+    assert least - colluders >= 2, "two honest parties are in every sum"
+    assert colluders >= 1
 
 
 def test_a_party_masks_once() -> None:
@@ -235,7 +267,7 @@ def test_a_party_masks_once() -> None:
 
 
 def test_a_party_refuses_keys_that_were_exchanged() -> None:
-    people = {k: Party(k, 3) for k in PARTIES}
+    people = {k: Party(k, 5) for k in PARTIES}
     keys = {k: party.keys for k, party in people.items()}
     with pytest.raises(ProtocolError, match="not the keys"):
         people[0].share({**keys, 0: keys[3]})
@@ -243,9 +275,9 @@ def test_a_party_refuses_keys_that_were_exchanged() -> None:
         people[3].share({**keys, 0: keys[4]})
 
 
-def test_a_party_refuses_a_threshold_that_two_halves_could_reach() -> None:
-    people = {k: Party(k, 2) for k in PARTIES}
-    with pytest.raises(ProtocolError, match="half"):
+def test_a_party_refuses_a_threshold_that_is_too_low() -> None:
+    people = {k: Party(k, 4) for k in PARTIES}
+    with pytest.raises(ProtocolError, match="4 parties could recover"):
         people[0].share({k: party.keys for k, party in people.items()})
 
 
@@ -258,7 +290,7 @@ def test_letters_of_others_cannot_be_passed_off() -> None:
 
 def test_too_few_letters_are_no_crowd() -> None:
     people, letters = begun()
-    with pytest.raises(ProtocolError, match="2 parties are left"):
+    with pytest.raises(ProtocolError, match="2 parties are left, 5 are needed"):
         people[0].mask(secrets()[0], {3: letters[3][0]})
 
 
@@ -328,4 +360,5 @@ def test_with_noise_too_and_in_the_summary(tmp_path: Path) -> None:
         "step": STEP,
         "error_bound_of_sums": 4 * STEP / 2,
         "threshold": 3,
+        "colluding_clients_tolerated": 1,
     }

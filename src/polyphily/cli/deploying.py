@@ -145,7 +145,7 @@ def status(
     from polyphily.flower import control
     from polyphily.flower.deployment import Deployment
     from polyphily.flower.loopback import failure
-    from polyphily.flower.plain_text import plain
+    from polyphily.graphs.checked import plain
 
     own = Deployment.open(folder)
     _warn_of_expiry(own)
@@ -407,7 +407,7 @@ def _follow(own: Deployment, folder: RunFolder) -> None:
     from polyphily.cli.training import PAGE
     from polyphily.flower import control
     from polyphily.flower.loopback import LOOK, events, failure
-    from polyphily.flower.plain_text import plain
+    from polyphily.graphs.checked import plain
 
     terminal.print_line(f"run {folder.path.name}", error=True)
     display = _Display(folder)
@@ -450,7 +450,7 @@ class _Display:
     def show(self, events: list[dict[str, Any]]) -> None:
         """Print what is new since the last call."""
         from polyphily.cli.terminal import print_line
-        from polyphily.flower.plain_text import plain
+        from polyphily.graphs.checked import plain
 
         for event in events[self.events_shown :]:
             line = self._event_line(event)
@@ -684,9 +684,9 @@ def join(
     own = Bundle(bundle.resolve())
     name = own.name
     from polyphily.flower.node import join as take_part
-    from polyphily.flower.plain_text import plain
     from polyphily.flower.site import Site
     from polyphily.flower.site_graph import SiteGraph
+    from polyphily.graphs.checked import plain
 
     member = Site(
         name,

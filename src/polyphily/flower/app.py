@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -23,6 +24,7 @@ MESSAGE_TYPE = "train"  # Flower's type of all messages of this app
 FACTS, TENSORS, BLOB, JSON = "facts", "tensors", "safetensors", "json"
 POLL = 0.2  # seconds
 AWAY_TTL = 60.0  # seconds after which a message to a site that is away expires
+BATCH = 16  # messages that are sent at once, and are in memory together
 ErrorCode = flwr_internals.error_codes()
 UNREACHED = (
     ErrorCode.NODE_UNAVAILABLE,
@@ -123,9 +125,12 @@ class GridTransport:
             unsent = waiting - set(pending.values())
             if unsent:
                 nodes = self._nodes()
-                for site in sorted(unsent & nodes.keys()):
-                    seconds = min(left, AWAY_TTL) if site in brief else left
-                    pending[self._push(messages[site], nodes[site], seconds)] = site
+                sending = [
+                    (site, nodes[site], min(left, AWAY_TTL) if site in brief else left)
+                    for site in sorted(unsent & nodes.keys())
+                ]
+                for some in batched(sending, BATCH):
+                    pending |= self._push(messages, some)
             for site, answer in self._pull(pending):
                 waiting.discard(site)
                 yield site, answer
@@ -157,12 +162,39 @@ class GridTransport:
                     continue  # nobody was asked, or it is sent again
                 yield site, _to_answer(reply)
 
-    def _push(self, parcel: Parcel, node: int, seconds: float) -> str:
-        """Send a message that is valid for some seconds; return its id."""
-        number = str(parcel.facts.get("round", ""))
-        message = Message(to_records(parcel), node, MESSAGE_TYPE, ttl=seconds, group_id=number)
-        (message_id,) = self.grid.push_messages([message])
-        return str(message_id)
+    def _push(
+        self, messages: Mapping[str, Parcel], sending: Sequence[tuple[str, int, float]]
+    ) -> dict[str, str]:
+        """Send messages at once; return the sites by the ids of their messages.
+
+        A message that Flower does not take has no id. It is sent again.
+
+        Args:
+            messages: by site.
+            sending: sites, with their node numbers and the seconds for which a message is valid.
+        """
+        numbers = self.grid.push_messages(
+            [
+                Message(
+                    to_records(messages[site]),
+                    node,
+                    MESSAGE_TYPE,
+                    ttl=seconds,
+                    group_id=str(messages[site].facts.get("round", "")),
+                )
+                for site, node, seconds in sending
+            ]
+        )
+        taken = zip(numbers, sending, strict=False)
+        return {str(number): site for number, (site, *_) in taken if number is not None}
+
+
+T = TypeVar("T")
+
+
+def batched(entries: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Cut a list into parts of at most `size`."""
+    return (entries[begin : begin + size] for begin in range(0, len(entries), size))
 
 
 def _is_connection_error(error: Exception) -> bool:

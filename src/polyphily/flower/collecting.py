@@ -312,7 +312,7 @@ class Collector:
         round_.reports, round_.refused, round_.silent = {}, {}, set()
         round_.uploads, round_.failure = None, ""
         try:
-            self._ask_masked_uploads(round_, masking, masking.exchange_keys())
+            self._ask_masked_uploads(round_, masking, masking.exchange_keys(round_.number))
             if len(round_.reports) < needed:
                 return
             total = masking.unmask()

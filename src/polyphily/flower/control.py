@@ -17,7 +17,7 @@ from polyphily.flower.deployment import (
     require_flower,
 )
 from polyphily.flower.flwr_internals import RunState
-from polyphily.flower.plain_text import plain
+from polyphily.graphs.checked import plain
 from polyphily.runs.folder import RunFolder, write_text
 
 FAB = Path(__file__).parent / "fab"

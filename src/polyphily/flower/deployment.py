@@ -317,7 +317,7 @@ class Deployment:
         from polyphily.core.settings import from_mapping, names
         from polyphily.flower.agreeing import check_wishes
         from polyphily.flower.plan import check_for_flower
-        from polyphily.privacy.differential import check_privacy
+        from polyphily.privacy.differential import check_min_sites, check_privacy
         from polyphily.runtime.network import complete
         from polyphily.runtime.robust import check_robust
 
@@ -338,6 +338,7 @@ class Deployment:
         check_wishes(entries.get("normalize"), entries.get("encoding"), private=example.private)
         policy = {name: entries[name] for name in POLICY if name in entries}
         policy.setdefault("min_sites", len(self.sites))
+        check_min_sites(example, int(policy["min_sites"]))
         check_robust(instance, example, make_policy(policy, len(self.sites)).min_sites)
         request = {
             "method": instance.name,

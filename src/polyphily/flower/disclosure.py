@@ -17,6 +17,7 @@ from polyphily.flower.plan import Plan
 from polyphily.flower.site_policy import Refused, SitePolicy
 from polyphily.flower.wire import (
     CLOSE,
+    CONFIRM,
     FINISH,
     HELLO,
     KEYS,
@@ -28,6 +29,7 @@ from polyphily.flower.wire import (
     Parcel,
     WireError,
 )
+from polyphily.graphs.checked import plain
 
 COMMON = {"kind", "run", "round", "seconds"}
 FACTS: Mapping[str, set[str]] = {
@@ -39,6 +41,7 @@ FACTS: Mapping[str, set[str]] = {
     ROUND: {"note", "received", "trained", "loss", "attempt", "keys"},
     REVEAL: {"attempt", "shares", "letters"},
     FINISH: {"note", "received"},
+    CONFIRM: {"attempt", "signature"},
     CLOSE: set(),
 }
 """The names of the facts in a reply of each kind, besides `COMMON`."""
@@ -107,7 +110,7 @@ def check_declared(kind: str, reply: Parcel) -> None:
 def full_text(error: Exception) -> str:
     """Return the text of an error for the site's operator, in one line."""
     known = isinstance(error, PolyphilyError | WireError)
-    return one_line(str(error) if known else f"{type(error).__name__}: {error}")
+    return plain(str(error) if known else f"{type(error).__name__}: {error}")
 
 
 def public_text(error: Exception, kind: object, folder: Path, *, private: bool) -> str:
@@ -128,12 +131,3 @@ def public_text(error: Exception, kind: object, folder: Path, *, private: bool) 
         return FAILED.format(kind=kind if kind in FACTS else "a message")
     text = full_text(error).replace(str(folder.absolute()), "/-")
     return _PATH.sub("(a file)", _QUOTED_PATH.sub("(a file)", text))[:LONGEST]
-
-
-def one_line(text: str) -> str:
-    """Return a text in one line, without characters that control a terminal.
-
-    >>> one_line("a\\n  b\\x1b[31m")
-    'a b[31m'
-    """
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())

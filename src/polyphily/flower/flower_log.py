@@ -11,7 +11,7 @@ import logging
 import re
 
 from polyphily.flower import flwr_internals
-from polyphily.flower.plain_text import plain
+from polyphily.graphs.checked import plain
 
 EXPECTED = re.compile(
     r"Failed to store Message reply: (The message it replies to|duplicate reply)"

@@ -123,6 +123,7 @@ SEAT = "polyphily-seat"  # header: the process that speaks for a site, drawn by 
 REFUSED = "polyphily-refused"  # header: why the server refuses a site, in plain words
 HEARTBEAT = 20.0  # seconds between two signs of life; the server waits for 60
 TRIES, PAUSE = 3, 1.0  # of a request, if the connection fails; seconds between them
+CONTENT_TIMEOUT = 120.0  # seconds for the content of a message to be there; Flower waits two hours
 
 
 class ConnectionRefused(Exception):
@@ -130,7 +131,7 @@ class ConnectionRefused(Exception):
 
 
 class MessageGone(Exception):
-    """A message cannot be read any more: its run has ended."""
+    """A message cannot be read: its run has ended, or its content is missing."""
 
 
 class ReplyRejected(Exception):
@@ -203,7 +204,7 @@ class FleetConnection:
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
         self._closed.set()
-        with suppress(httpx.HTTPError, RuntimeError):
+        with suppress(httpx.HTTPError, RuntimeError, ValueError):
             self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node_id))
         self._client.close()
 
@@ -214,8 +215,8 @@ class FleetConnection:
 
         Raises:
             ConnectionRefused: if the server refuses the site.
-            MessageGone: if the run has ended before the message was read.
-            httpx.HTTPError: if the server cannot be reached, or fails.
+            MessageGone: if the message cannot be read.
+            httpx.TransportError: if the server cannot be reached.
         """
         import httpx
         from flwr.app import Message
@@ -225,10 +226,7 @@ class FleetConnection:
             make_confirm_message_received_fn_protobuf,
             make_pull_object_fn_protobuf,
         )
-        from flwr.supercore.inflatable.inflatable_utils import (
-            ObjectPullError,
-            pull_and_inflate_object_from_tree,
-        )
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
         reply = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node()))
         if not reply.messages_list:
@@ -247,9 +245,12 @@ class FleetConnection:
                     call(self._client.ConfirmMessageReceived), self._node(), run
                 ),
                 return_type=Message,
+                max_time=CONTENT_TIMEOUT,
             )
-        except (httpx.HTTPStatusError, ObjectPullError) as error:
-            raise MessageGone(str(error)) from None
+        except (httpx.TransportError, ConnectionRefused):
+            raise
+        except Exception as error:  # whatever Flower raises for content that it cannot use
+            raise MessageGone(_first_line(error)) from None
         message.metadata.__dict__["_message_id"] = envelope.metadata.message_id
         return message, run
 
@@ -271,7 +272,7 @@ class FleetConnection:
             no_object_id_recompute,
         )
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
 
         reply.metadata.__dict__["_message_id"] = reply.object_id
         try:
@@ -297,8 +298,10 @@ class FleetConnection:
                     ),
                     object_ids_to_push=set(pushed.objects_to_push),
                 )
-        except (httpx.HTTPStatusError, ObjectPushError) as error:
-            raise ReplyRejected(str(error)) from None
+        except (httpx.TransportError, ConnectionRefused):
+            raise
+        except Exception as error:  # whatever Flower raises for a reply that nobody waits for
+            raise ReplyRejected(_first_line(error)) from None
 
     def _node(self) -> Any:
         from flwr.proto.node_pb2 import Node
@@ -338,11 +341,18 @@ class FleetConnection:
             node=self._node(), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
         )
         while not self._closed.wait(HEARTBEAT):
-            with suppress(httpx.HTTPError, RuntimeError):
+            with suppress(httpx.HTTPError, RuntimeError, ValueError):
                 self._client.SendNodeHeartbeat(request)
 
 
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error; httpx adds a second with a link."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 # SuperLink ---------------------------------------------------------------------------------------
+
+LOOK = 2.0  # seconds between two looks whether the executor of runs is alive
 
 
 def superlink_app(
@@ -370,7 +380,23 @@ def superlink_app(
 
     class Lifespan(SuperLinkLifespan):
         def _start_superexec_if_needed(self) -> None:
-            self.superexec_process = subprocess.Popen(list(executor), start_new_session=True)
+            self.ending = threading.Event()
+            self.superexec_process = self._start_executor()
+            threading.Thread(target=self._keep_executor, daemon=True).start()
+
+        def _start_executor(self) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(list(executor), start_new_session=True)
+
+        def _keep_executor(self) -> None:
+            """Start the executor again if it has ended: without it no run would ever start."""
+            while not self.ending.wait(LOOK):
+                process = self.superexec_process
+                if process is not None and process.poll() is not None:
+                    self.superexec_process = self._start_executor()
+
+        def shutdown(self) -> None:
+            self.ending.set()
+            super().shutdown()
 
     host, _, port = control_address.rpartition(":")
     config = SuperLinkLifespanConfig(

@@ -1,29 +1,39 @@
 """Secure aggregation between real sites: the messages of the protocol, at a site and at the server.
 
 The protocol itself is in `privacy/secure_aggregation.py`. The server may need several attempts at a
-round. Each attempt has a random name and takes four messages:
+round. Each attempt has a random name and takes five messages:
 
     keys     the site sends its public keys, with its signature
     share    the site gets everybody's keys and sends letters for the other sites
     round    the site gets its letters and the model, and sends its masked upload
-    reveal   the site gets the lists of who answered and who was lost, and sends shares
+    confirm  the site gets the list of who answered, and signs it
+    reveal   the site gets the others' signatures of this list, and sends shares
 
-As long as no site is missing, the first two are done in advance for the next attempt: its keys come
-with the masked upload, its letters with the shares. A round then takes one exchange more than
+As long as no site is missing, the first two are done in advance for the next round: its keys come
+with the masked upload, its letters with the shares. A round then takes two exchanges more than
 without masks.
 
+A site trusts no word of the server. It computes the threshold by itself, and knows the other sites
+by their public keys. Every signature names the run, the round, the attempt, the step and a hash of
+the plan. The signature of a list also names a hash of everybody's keys and who shared them. A site
+reveals nothing unless as many sites as the threshold have signed the very same.
+
 A site keeps its part in the protocol (`Party`) in memory only and takes every step once. After a
-restart of the site, or in a repeated round, the protocol begins again with new keys.
+restart of the site, or in a repeated round, the protocol begins again with new keys. Which sites
+were in the sum of a round is kept on disk (`Sums`), because two sums of one round over different
+sites would reveal something about single uploads.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +45,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from polyphily.core.messages import Contract, Message, Uploads
 from polyphily.flower.keys import Identity
 from polyphily.flower.plan import Plan
-from polyphily.flower.wire import KEYS, REVEAL, SHARE, Parcel, WireError
+from polyphily.flower.wire import CONFIRM, KEYS, REVEAL, SHARE, Parcel, WireError
 from polyphily.privacy.crypto import bytes_to_public_key
 from polyphily.privacy.differential import MIN_CLIENTS, unweighed
 from polyphily.privacy.secure_aggregation import (
@@ -51,6 +61,7 @@ from polyphily.privacy.secure_aggregation import (
     threshold,
     to_rows,
 )
+from polyphily.runs.folder import sync
 from polyphily.runtime.server import Server
 
 MASKED = "masked"  # name of the only tensor of an answer
@@ -129,7 +140,7 @@ def _by_party(entries: object, sites: int) -> dict[int, Any]:
 def _party_numbers(entries: object, sites: int) -> list[int]:
     """Read a JSON list of party numbers."""
     found = entries if isinstance(entries, list) else []
-    return sorted(_by_party(dict.fromkeys(found), sites))
+    return sorted(_by_party({str(number): None for number in found}, sites))
 
 
 def _read_keys(entry: object) -> Keys:
@@ -147,10 +158,41 @@ def _read_keys(entry: object) -> Keys:
     return keys
 
 
-def _signed_content(run: str, attempt: str, site: str, keys: Keys) -> bytes:
-    """Return what a site signs: that these are its keys for this attempt of this run."""
-    texts = ["polyphily secure aggregation", run, attempt, site]
-    return json.dumps([*texts, _to_text(keys.mask), _to_text(keys.post)]).encode()
+def _digest(content: object) -> str:
+    """Return a hash of something that JSON can hold."""
+    text = json.dumps(content, sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_digest(plan: Plan) -> str:
+    """Return a hash of a plan, the same at all sites that were told the same."""
+    return _digest(plan.to_json())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a signature belongs, so that it is of no use elsewhere.
+
+    Attributes:
+        run: name of the run.
+        number: of the round.
+        attempt: at the round.
+        plan: hash of the plan.
+    """
+
+    run: str
+    number: int
+    attempt: str
+    plan: str
+
+    def content(self, step: str, site: str, *what: str) -> bytes:
+        """Return what a site signs in a step."""
+        place = [self.run, self.number, self.attempt, self.plan]
+        return json.dumps(["polyphily secure aggregation", step, *place, site, *what]).encode()
+
+
+def _key_texts(keys: Keys) -> tuple[str, str]:
+    return _to_text(keys.mask), _to_text(keys.post)
 
 
 def _check_enough(sites: int) -> None:
@@ -161,113 +203,263 @@ def _check_enough(sites: int) -> None:
 # At a site -------------------------------------------------------------------------------------
 
 
+class Sums:
+    """Which sites were in the sum of each round of a run, on disk.
+
+    Args:
+        folder: the site's.
+        run: name of the run.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.file = folder / "memory" / run / "sums.json"
+
+    def _read(self) -> dict[str, list[str]]:
+        try:
+            found: dict[str, list[str]] = json.loads(self.file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise WireError(f"the site cannot read {self.file.name}: {error}") from None
+        return found
+
+    def note(self, number: int, sites: Collection[str]) -> None:
+        """Write down the sites in the sum of a round; return once this is safe on disk.
+
+        Raises:
+            WireError: if there was a sum of this round over other sites.
+        """
+        sums, new = self._read(), sorted(sites)
+        old = sums.setdefault(str(number), new)
+        if old != new:
+            raise WireError(
+                f"round {number} was summed over {', '.join(old)} before: the difference to a sum "
+                f"over {', '.join(new)} would reveal uploads"
+            )
+        write_durably(self.file, json.dumps(sums) + "\n")
+
+
+def write_durably(file: Path, text: str) -> None:
+    """Write a file atomically, and return only once the disk has it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
+    os.replace(partial, file)
+    sync(file.parent)
+
+
+@dataclass
+class Part:
+    """A site's part in an attempt.
+
+    Attributes:
+        place: the round and the plan that the attempt belongs to, for good.
+        party: takes the steps of the protocol.
+        keys: hash of everybody's keys, once they are known.
+    """
+
+    place: Place
+    party: Party
+    keys: str = ""
+
+    def list_signed(self, sites: Sequence[str], site: str, answered: Collection[int]) -> bytes:
+        """Return what a site signs in the step `CONFIRM`: who is in the sum, and for what keys."""
+        names = [sorted(sites[k] for k in some) for some in (self.party.members, answered)]
+        return self.place.content(CONFIRM, site, self.keys, *map(_digest, names))
+
+
 class Member:
     """A site's side of secure aggregation.
 
     Args:
         name: the site's name.
         identity: its key, and the public keys of all sites.
+        folder: the site's, where it keeps which sites were in the sum of each round.
     """
 
-    def __init__(self, name: str, identity: Identity) -> None:
-        self.name, self.identity = name, identity
-        self._parties: dict[str, Party] = {}  # by attempt
+    def __init__(self, name: str, identity: Identity, folder: Path) -> None:
+        self.name, self.identity, self.folder = name, identity, folder
+        self._parts: dict[str, Part] = {}  # by attempt
         self._used: set[str] = set()  # attempts for which keys were made
 
     def answer(self, kind: str, plan: Plan, facts: Facts) -> dict[str, Any]:
-        """Return the reply to one of the messages without tensors: keys, share or reveal."""
+        """Return the reply to one of the messages without tensors."""
         attempt = str(facts.get("attempt"))
+        reply: dict[str, Any]
         if kind == KEYS:
-            reply = {"keys": self._new_keys(plan, attempt)}
+            reply = {"keys": self._new_keys(plan, attempt, _round_number(facts))}
         elif kind == SHARE:
-            reply = {"letters": self._letters(plan, attempt, facts.get("keys"))}
+            reply = {"letters": self._letters(plan, facts)}
+        elif kind == CONFIRM:
+            reply = {"signature": self._confirm(plan, facts)}
         else:
-            reply = self._reveal(plan, attempt, facts)
+            reply = self._reveal(plan, facts)
         return {"attempt": attempt, **reply}
 
-    def check_keys(self, facts: Facts) -> None:
+    def check_keys(self, plan: Plan, facts: Facts) -> None:
         """Raise a WireError if this site does not have the keys of the attempt."""
-        self._party(str(facts.get("attempt")))
+        self._part(plan, facts)
 
     def mask(self, plan: Plan, upload: Message, facts: Facts) -> Parcel:
-        """Return a masked upload, and the keys of the next attempt if the server asks for them.
+        """Return a masked upload, and the keys of the next round if the server asks for them.
 
         Args:
             plan: of the run.
             upload: the upload to hide.
-            facts: the attempt, the other sites' letters to this one, and the next attempt.
+            facts: the round, the attempt, the other sites' letters to this one, and the attempt at
+                the next round.
         """
-        attempt = str(facts.get("attempt"))
+        part = self._part(plan, facts)
         letters = _by_party(facts.get("letters"), len(plan.sites))
         _check_enough(len(letters) + 1)
         numbers = to_numbers(upload, plan.server().weights_of_means(), len(plan.sites))
         try:
-            masked = self._party(attempt).mask(
+            masked = part.party.mask(
                 numbers, {number: _to_bytes(letter) for number, letter in letters.items()}
             )
         except (InvalidToken, KeyError):
             raise WireError("a letter to it is not from the site that the server says") from None
         following = str(facts.get("then", ""))
-        in_advance = {"keys": self._new_keys(plan, following)} if following else {}
+        in_advance = (
+            {"keys": self._new_keys(plan, following, part.place.number + 1)} if following else {}
+        )
         tensor = torch.from_numpy(masked.view(np.int64)).unsqueeze(0)
-        return Parcel({"attempt": attempt, **in_advance}, {MASKED: tensor})
+        return Parcel({"attempt": part.place.attempt, **in_advance}, {MASKED: tensor})
 
-    def _party(self, attempt: str) -> Party:
+    def _part(self, plan: Plan, facts: Facts, more: int = 0) -> Part:
+        """Return the site's part in the attempt that a message names.
+
+        Args:
+            plan: that came with the message.
+            facts: of the message.
+            more: how many rounds after that of the message the attempt is.
+        """
+        attempt = str(facts.get("then" if more else "attempt"))
         try:
-            return self._parties[attempt]
+            part = self._parts[attempt]
         except KeyError:
             raise WireError(
                 "the keys of this attempt are not here: the site was restarted since, or it runs "
                 "on Flower's own SuperNode, which keeps nothing in memory (polyphily site join "
                 "does)"
             ) from None
+        number = _round_number(facts) + more
+        if part.place != Place(plan.run, number, attempt, plan_digest(plan)):
+            raise WireError("the server changed the plan or the round of an attempt")
+        return part
 
-    def _new_keys(self, plan: Plan, attempt: str) -> dict[str, str]:
+    def _new_keys(self, plan: Plan, attempt: str, number: int) -> dict[str, str]:
         """Make the keys of an attempt, once, and sign the public keys."""
+        self._check_sites(plan)
         if attempt in self._used:
             raise WireError("the server asked for the keys of an attempt twice")
         self._used.add(attempt)
+        place = Place(plan.run, number, attempt, plan_digest(plan))
         party = Party(plan.sites.index(self.name), threshold(len(plan.sites)))
-        self._parties[attempt] = party
-        for old in list(self._parties)[:-KEPT_PARTIES]:
-            del self._parties[old]
-        signature = self.identity.sign(_signed_content(plan.run, attempt, self.name, party.keys))
-        return {
-            "mask": _to_text(party.keys.mask),
-            "post": _to_text(party.keys.post),
-            "signature": _to_text(signature),
-        }
+        self._parts[attempt] = Part(place, party)
+        for old in list(self._parts)[:-KEPT_PARTIES]:
+            del self._parts[old]
+        mask, post = _key_texts(party.keys)
+        signature = self.identity.sign(place.content(KEYS, self.name, mask, post))
+        return {"mask": mask, "post": post, "signature": _to_text(signature)}
 
-    def _letters(self, plan: Plan, attempt: str, entries: object) -> dict[str, str]:
+    def _check_sites(self, plan: Plan) -> None:
+        """Check that the plan names different sites, each with a key of its own.
+
+        Raises:
+            WireError: if it does not. A site that is named twice could speak for two.
+        """
+        if len(set(plan.sites)) < len(plan.sites):
+            raise WireError("the plan names a site twice")
+        _check_enough(len(plan.sites))
+        known = [
+            (name, self.identity.public_keys[name].public_numbers())
+            for name in plan.sites
+            if name in self.identity.public_keys
+        ]
+        if len({numbers for _, numbers in known}) < len(known):
+            raise WireError("two sites of the plan have the same key in this site's bundle")
+        if dict(known).get(self.name) != self.identity.private.public_key().public_numbers():
+            raise WireError(f"the key of '{self.name}' in this site's bundle is not its own")
+
+    def _letters(self, plan: Plan, facts: Facts, more: int = 0) -> dict[str, str]:
         """Check the signatures of everybody's keys; return letters for the other sites."""
-        found = _by_party(entries, len(plan.sites))
+        part = self._part(plan, facts, more)
+        found = _by_party(facts.get("keys"), len(plan.sites))
         _check_enough(len(found))
-        keys = {number: _read_keys(entry) for number, entry in found.items()}
+        keys = {number: _read_keys(entry) for number, entry in sorted(found.items())}
         for number, public in keys.items():
             site = plan.sites[number]
-            content = _signed_content(plan.run, attempt, site, public)
+            content = part.place.content(KEYS, site, *_key_texts(public))
             if not self.identity.verify(site, content, _to_bytes(found[number].get("signature"))):
                 raise WireError(
                     f"the keys that the server passes on as '{site}' are not signed with the key "
                     f"of '{site}' in this site's bundle (sites/{site}.pub)"
                 )
-        letters = self._party(attempt).share(keys)
+        letters = part.party.share(keys)
+        part.keys = _digest([[plan.sites[k], *_key_texts(public)] for k, public in keys.items()])
         return {str(other): _to_text(letter) for other, letter in letters.items()}
 
-    def _reveal(self, plan: Plan, attempt: str, facts: Facts) -> dict[str, Any]:
-        """Return the shares that the server needs, and letters of the next attempt."""
+    def _confirm(self, plan: Plan, facts: Facts) -> str:
+        """Sign the list of the sites that answered."""
+        part = self._part(plan, facts)
         answered = _party_numbers(facts.get("answered"), len(plan.sites))
-        lost = _party_numbers(facts.get("lost"), len(plan.sites))
-        try:
-            shares = self._party(attempt).reveal(answered, lost)
-        except KeyError:
-            raise WireError("the server asks for shares that this site never got") from None
+        part.party.confirm(answered)
+        content = part.list_signed(plan.sites, self.name, answered)
+        return _to_text(self.identity.sign(content))
+
+    def _reveal(self, plan: Plan, facts: Facts) -> dict[str, Any]:
+        """Return the shares that the server needs, and letters of the next attempt.
+
+        Raises:
+            WireError: if too few sites have signed the list that this site has signed.
+        """
+        part = self._part(plan, facts)
+        answered = _party_numbers(facts.get("answered"), len(plan.sites))
+        signatures = _by_party(facts.get("signatures"), len(plan.sites))
+        agreed = [
+            number
+            for number in answered
+            if number in signatures and self._has_signed(plan, part, number, answered, signatures)
+        ]
+        if len(agreed) < part.party.required:
+            raise WireError(
+                f"{len(agreed)} sites have signed the list of sites in the sum, "
+                f"{part.party.required} are needed: the server told others another list, or they "
+                "are gone"
+            )
+        shares = part.party.reveal(answered)
+        Sums(self.folder, plan.run).note(part.place.number, [plan.sites[k] for k in answered])
         reply: dict[str, Any] = {
             "shares": {str(owner): _to_text(share) for owner, share in shares.items()}
         }
-        if following := str(facts.get("then", "")):
-            reply["letters"] = self._letters(plan, following, facts.get("keys"))
+        if facts.get("then"):
+            reply["letters"] = self._letters(plan, facts, more=1)
         return reply
+
+    def _has_signed(
+        self,
+        plan: Plan,
+        part: Part,
+        number: int,
+        answered: Collection[int],
+        signatures: Mapping[int, object],
+    ) -> bool:
+        """Return whether a site has signed the same list as this one."""
+        content = part.list_signed(plan.sites, plan.sites[number], answered)
+        try:
+            signature = _to_bytes(signatures[number])
+        except WireError:
+            return False
+        return self.identity.verify(plan.sites[number], content, signature)
+
+
+def _round_number(facts: Facts) -> int:
+    number = facts.get("round")
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise WireError("a message of secure aggregation that names no round")
+    return number
 
 
 # At the server ---------------------------------------------------------------------------------
@@ -279,13 +471,17 @@ class Attempt:
 
     Attributes:
         round: everything that the sites sent in it.
+        number: of the round of the run that it is an attempt at.
         name: random, so that answers to another attempt are recognised.
         signed: keys and signatures as they arrived, to be passed on, by party.
+        confirmed: signatures of the list of sites that answered, by party.
     """
 
     round: Round
+    number: int
     name: str = field(default_factory=lambda: os.urandom(16).hex())
     signed: dict[int, Facts] = field(default_factory=dict)
+    confirmed: dict[int, str] = field(default_factory=dict)
 
     def check(self, facts: Facts) -> None:
         """Raise a WireError if an answer belongs to another attempt."""
@@ -334,14 +530,17 @@ class Masking:
     def __init__(self, sites: Sequence[str], server: Server, ask: Ask) -> None:
         self.sites, self.server, self.ask = list(sites), server, ask
         self.required = threshold(len(sites))
-        self._attempt, self._next = self._new(), self._new()
-        self._next_is_ready = False  # whether all keys and letters of the next attempt are here
+        self._attempt, self._next = self._new(0), self._new(0)
+        self._next_is_ready = False  # whether all keys and letters of the next round are here
 
-    def _new(self) -> Attempt:
-        return Attempt(Round(self.required))
+    def _new(self, number: int) -> Attempt:
+        return Attempt(Round(self.required), number)
 
-    def exchange_keys(self) -> list[str]:
+    def exchange_keys(self, number: int) -> list[str]:
         """Begin an attempt: exchange keys and letters, unless that was done in advance.
+
+        Args:
+            number: of the round.
 
         Returns:
             The sites that take part.
@@ -349,20 +548,18 @@ class Masking:
         Raises:
             WireError: if they are too few.
         """
-        if self._next_is_ready:
-            self._attempt, self._next_is_ready = self._next, False
-        else:
-            self._attempt = self._new()
+        ready = self._next_is_ready and self._next.number == number
+        self._attempt, self._next_is_ready = self._next if ready else self._new(number), False
+        if not ready:
             self._ask_for_keys_and_letters()
-        self._next = self._new()
+        self._next = self._new(number + 1)
         self._check_enough(len(self._attempt.members))
         return [self.sites[number] for number in self._attempt.members]
 
     def _check_enough(self, sites: int) -> None:
-        needed = max(MIN_CLIENTS, self.required)
-        if sites < needed:
+        if sites < self.required:
             raise WireError(
-                f"secure aggregation: {sites} sites exchanged keys, {needed} are needed"
+                f"secure aggregation: {sites} sites exchanged keys, {self.required} are needed"
             )
 
     def _ask_for_keys_and_letters(self) -> None:
@@ -413,37 +610,49 @@ class Masking:
         self._attempt.round.masked[number] = tensor[0].numpy().view(np.uint64)
 
     def unmask(self) -> Numbers:
-        """Ask the sites that answered for their shares; return the sum without masks.
+        """Ask the sites that answered to agree on who they are, then for their shares.
+
+        Returns:
+            The sum without masks.
 
         Raises:
-            WireError: if too few sites reveal shares, or if the shares do not fit.
+            WireError: if too few sites agree or reveal shares, or if the shares do not fit.
         """
         attempt, round_, following = self._attempt, self._attempt.round, self._next
         in_advance = len(following.signed) == len(self.sites)
-        answered, lost = sorted(round_.masked), round_.lost()
+        answered = sorted(round_.masked)
+
+        def read_signature(site: str, facts: Facts) -> None:
+            attempt.check(facts)
+            attempt.confirmed[self.sites.index(site)] = str(facts.get("signature"))
 
         def read_shares(site: str, facts: Facts) -> None:
             attempt.check(facts)
             number = self.sites.index(site)
             shares = _by_party(facts.get("shares"), len(self.sites))
-            if shares.keys() != {*answered, *lost}:
+            if shares.keys() != {*answered, *round_.lost()}:
                 raise WireError("its shares are not of all that took part")
             if in_advance:
                 following.add_letters(number, facts.get("letters"), len(self.sites))
             round_.shares |= {(owner, number): _to_bytes(share) for owner, share in shares.items()}
 
-        message: dict[str, Any] = {"attempt": attempt.name, "answered": answered, "lost": lost}
+        message: dict[str, Any] = {"attempt": attempt.name, "answered": answered}
+        self.ask(CONFIRM, {self.sites[k]: message for k in answered}, read_signature)
+        self._check_left(len(attempt.confirmed), "confirmed who is in the sum")
+        message["signatures"] = {str(k): text for k, text in attempt.confirmed.items()}
         if in_advance:
             message |= {"then": following.name, "keys": following.keys}
-        self.ask(REVEAL, {self.sites[number]: message for number in answered}, read_shares)
+        self.ask(REVEAL, {self.sites[k]: message for k in attempt.confirmed}, read_shares)
         self._next_is_ready = len(following.members) == len(self.sites)
-        revealed = len({by for _, by in round_.shares})
-        if revealed < self.required:
-            raise WireError(f"{revealed} sites revealed their shares, {self.required} are needed")
+        self._check_left(len({by for _, by in round_.shares}), "revealed their shares")
         try:
             return round_.total()
         except (ValueError, IndexError):
             raise WireError("the shares that sites revealed do not fit together") from None
+
+    def _check_left(self, sites: int, what: str) -> None:
+        if sites < self.required:
+            raise WireError(f"{sites} sites {what}, {self.required} are needed")
 
     def uploads(self, total: Numbers, contract: Contract) -> Uploads:
         """Convert the sum to one upload with means and sums.
@@ -463,7 +672,7 @@ class Masking:
         """Say when a site fell silent, in a round that has a sum nevertheless."""
         number = self.sites.index(site)
         if number in self._attempt.round.masked:
-            return " when shares were to be revealed; its numbers are in the sum"
+            return " after its upload; its numbers are in the sum"
         if number in self._attempt.members:
             return "; the others' shares took its masks off the sum"
         return ", before it shared keys"

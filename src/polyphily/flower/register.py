@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyphily.errors import UserError
 from polyphily.flower.keys import fingerprint, parse_pem, parse_public, public_pem
-from polyphily.flower.plain_text import plain
+from polyphily.graphs.checked import plain
 
 REVOKED = "revoked.jsonl"
 JOURNAL = "events.jsonl"  # in the server's folder: connections, admissions, revocations

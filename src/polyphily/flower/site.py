@@ -35,6 +35,7 @@ from polyphily.flower.site_graph import SiteGraph
 from polyphily.flower.site_policy import MEGABYTE, Ledger, PolicyFile, Refused, SitePolicy
 from polyphily.flower.wire import (
     CLOSE,
+    CONFIRM,
     DISMISS,
     FINISH,
     HEADER,
@@ -343,7 +344,7 @@ class Site:
             self.log.note_answer(self.clock(), facts, packed, self.policy.account().journal)
         except Exception as error:
             return self.failure(error, facts, report)
-        report(disclosure.one_line(f"{facts.get('kind')} {facts.get('round', '')}"))
+        report(plain(f"{facts.get('kind')} {facts.get('round', '')}"))
         return Answer(*packed)
 
     def failure(
@@ -470,7 +471,7 @@ class Site:
         plan = prepared.plan
         if kind == PREPARE:
             return Parcel({"counts": prepared.evaluator.counts[0].tolist()})
-        if kind in (KEYS, SHARE, REVEAL):
+        if kind in (KEYS, SHARE, CONFIRM, REVEAL):
             return Parcel(self._member(plan).answer(kind, plan, asked.facts))
         files = SiteState(self.folder, plan.run)
         base = _number(asked.facts, "base")
@@ -505,7 +506,8 @@ class Site:
             round_.save_last(received)
             return Parcel(facts)
         if masks is not None:
-            self._member(plan).check_keys(masks)  # before the work is done
+            masks = {**masks, "round": round_.number}
+            self._member(plan).check_keys(plan, masks)  # before the work is done
         upload, outcome = round_.train()
         return self._masked(plan, facts | outcome, upload, masks)
 
@@ -529,7 +531,7 @@ class Site:
         if self.identity is None:
             raise UserError(f"site '{self.name}' has no keys for secure aggregation")
         if self._own_member is None:
-            self._own_member = Member(self.name, self.identity)
+            self._own_member = Member(self.name, self.identity, self.folder)
         return self._own_member
 
 

@@ -54,8 +54,8 @@ class SiteState:
         return self.models / f"{which}.safetensors"
 
     def save(self, rounds: int, memory: Message) -> None:
-        """Write the memory after a round."""
-        save_tensors(self._file(rounds), memory, {"round": str(rounds)})
+        """Write the memory after a round. It is on the disk before the answer leaves."""
+        save_tensors(self._file(rounds), memory, {"round": str(rounds)}, durable=True)
 
     def load(self, rounds: int) -> Message | None:
         """Read the memory after a round; None if it is not there."""

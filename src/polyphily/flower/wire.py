@@ -19,9 +19,10 @@ from polyphily.graphs.checked import parse_json, plain
 
 HELLO, PREPARE, ROUND, FINISH, CLOSE = "hello", "prepare", "round", "finish", "close"
 MEASURE = "measure"  # asks for statistics of the train nodes: flower/agreeing.py
-KEYS, SHARE, REVEAL = "keys", "share", "reveal"  # for secure aggregation: flower/masks.py
+KEYS, SHARE = "keys", "share"  # these four are for secure aggregation: flower/masks.py
+CONFIRM, REVEAL = "confirm", "reveal"
 DISMISS = "dismiss"  # tells a site that it is left out of the run, and why
-KINDS = (HELLO, MEASURE, PREPARE, KEYS, SHARE, ROUND, REVEAL, FINISH, CLOSE, DISMISS)
+KINDS = (HELLO, MEASURE, PREPARE, KEYS, SHARE, ROUND, CONFIRM, REVEAL, FINISH, CLOSE, DISMISS)
 HEADER = 1 << 20  # largest size of JSON and names of tensors, in bytes
 
 

@@ -16,21 +16,22 @@ DEPTH = 32  # levels of lists and objects within each other
 DIGITS = 20  # of a whole number: enough for 64 bits
 VALUES = 1 << 23  # numbers, texts, lists and objects in one text
 _ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?", re.DOTALL
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
+    r"|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]"  # colours, the cursor
 )
 
 
-def plain(text: object, limit: int = 300) -> str:
+def plain(text: object, limit: int = 500) -> str:
     r"""Return text that others wrote as one harmless line of at most `limit` characters.
 
-    Sequences that control a terminal are removed, other characters that cannot be printed become
-    spaces, and runs of spaces one space. It is for everything that is shown or logged.
+    Sequences that control a terminal and characters that cannot be seen are removed, and white
+    space becomes single spaces. It is for everything that is shown or logged.
 
-    >>> plain("all\x1b[2J\x07  well\nhere")
-    'all well here'
+    >>> plain("\x1b]0;root\x07all \x1b[32mwell\x1b[0m\r\n$ rm")
+    'all well $ rm'
     """
-    head = str(text)[: 8 * limit]
-    kept = "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", head))
+    shown = _ESCAPES.sub("", str(text)[: 4 * limit])
+    kept = "".join(" " if c.isspace() else c for c in shown if c.isspace() or c.isprintable())
     words = " ".join(kept.split())
     return words if len(words) <= limit else words[: limit - 1] + "…"
 

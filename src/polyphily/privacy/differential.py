@@ -223,6 +223,20 @@ def check_privacy(method: Method, settings: Settings, clients: int) -> None:
         raise missing_package("cryptography", "flower", "--secure-aggregation") from None
 
 
+def check_min_sites(settings: Settings, min_sites: int) -> None:
+    """Check that no round of a run with secure aggregation can be a sum of one or two sites.
+
+    Raises:
+        UserError: if it can.
+    """
+    if settings.secure_aggregation and min_sites < MIN_CLIENTS:
+        raise UserError(
+            f"min_sites {min_sites}: with --secure-aggregation a round needs at least "
+            f"{MIN_CLIENTS} sites, because a sum of fewer hides nobody. Set --min-sites to "
+            f"{MIN_CLIENTS} or more"
+        )
+
+
 def weighed(message: Message, weights: Mapping[str, str]) -> Message:
     """Multiply tensors that the server averages by their weights, so that they can be summed.
 

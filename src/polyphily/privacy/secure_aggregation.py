@@ -1,7 +1,7 @@
 """Secure aggregation: the server learns the sum of the uploads, but no single upload.
 
-This is the protocol of Bonawitz et al. (CCS 2017), in the form of Flower's SecAgg+ with every party
-as every other party's neighbour. The parties trust the server to follow the protocol.
+This is the protocol of Bonawitz et al. (CCS 2017) against active adversaries (section 6), with
+every party as every other party's neighbour. The server may lie, and some parties may help it.
 
 1. `Party.keys`: each party generates two key pairs and publishes the public keys.
 2. `Party.share`: each party draws a random seed. It splits the seed and its first private key into
@@ -10,8 +10,15 @@ as every other party's neighbour. The parties trust the server to follow the pro
 3. `Party.mask`: each party adds a mask made from its seed to its numbers. For every other party it
    adds or subtracts a mask made from the key that the two derive from the first key pairs. One of
    them adds it and the other subtracts it, so that these masks cancel in the sum.
-4. `Party.reveal`: the parties reveal their shares of the seeds of parties that answered, and their
+4. `Party.confirm`: each party agrees to one list of the parties that answered. Between real sites
+   it signs the list (`flower/masks.py`), and goes on only if `threshold` parties signed the same.
+5. `Party.reveal`: the parties reveal their shares of the seeds of parties that answered, and their
    shares of the private keys of parties that dropped out. The server removes the remaining masks.
+
+With n parties, of which c help the server, two groups of t parties have more than c parties in
+common if 2t > n + c. Then at least one honest party is in both. It agrees to one list only, so no
+party can be on the list for one group and off it for the other, and no two secrets of one party are
+revealed. `threshold` is the smallest t above two thirds of n, and at least three.
 
 Key agreement, secret sharing and encryption are in `crypto.py`. Two parts differ from Flower's
 SecAgg+:
@@ -27,7 +34,7 @@ from __future__ import annotations
 import base64
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -66,11 +73,28 @@ class ProtocolError(PolyphilyError):
 
 
 def threshold(parties: int) -> int:
-    """Return how many shares recover a secret: more than half.
+    """Return how many parties must answer and agree: more than two thirds, and at least three.
 
-    No two disjoint groups of parties can then recover secrets independently of each other.
+    So many shares recover a secret, and a sum is over at least so many parties.
+
+    >>> [threshold(n) for n in (3, 4, 5, 6, 7, 10)]
+    [3, 3, 4, 5, 5, 7]
     """
-    return parties // 2 + 1
+    return max(MIN_CLIENTS, 2 * parties // 3 + 1)
+
+
+def tolerated(parties: int) -> int:
+    """Return how many parties may help a lying server without exposing an honest one.
+
+    With t = `threshold(n)` it is the largest c with 2t > n + c that leaves at least two honest
+    parties in every sum (c <= t - 2). Colluders know their own numbers, so they learn the sum of
+    the honest parties' numbers.
+
+    >>> [tolerated(n) for n in (3, 4, 5, 6, 7, 10)]
+    [1, 1, 2, 3, 2, 3]
+    """
+    least = threshold(parties)
+    return min(2 * least - parties - 1, least - 2)
 
 
 def error_bound(parties: int) -> float:
@@ -85,6 +109,7 @@ def promise(parties: int) -> dict[str, Any]:
             "step": STEP,
             "error_bound_of_sums": error_bound(parties),
             "threshold": threshold(parties),
+            "colluding_clients_tolerated": tolerated(parties),
         }
     }
 
@@ -170,10 +195,14 @@ class Party:
         self._public: Mapping[int, Keys] = {}  # every party's public keys
         self._letter_keys: dict[int, bytes] = {}  # the key shared with each party, for letters
         self._shares: dict[int, tuple[bytes, bytes]] = {}  # of each party's seed and private key
-        self._steps = ["share", "mask", "reveal"]  # still to be taken
+        self._answered: set[int] = set()  # the list that this party agreed to
+        self._steps = ["share", "mask", "confirm", "reveal"]  # still to be taken
 
     def _begin(self, step: str, parties: int) -> None:
-        """Check that `step` comes next and that enough parties take part."""
+        """Check that `step` comes next and that enough parties take part.
+
+        A step that is refused cannot be taken again.
+        """
         if not self._steps or self._steps.pop(0) != step:
             raise ProtocolError(f"party {self.number} was asked to {step} out of turn")
         if parties < self.required:
@@ -193,7 +222,8 @@ class Party:
             raise ProtocolError(f"party {self.number}: these are not the keys that were sent")
         if self.required < threshold(len(keys)):
             raise ProtocolError(
-                f"party {self.number}: half of the parties could recover its secrets"
+                f"party {self.number}: {self.required} parties could recover its secrets, which is "
+                "too few"
             )
         self._public = dict(sorted(keys.items()))
         seeds = create_shares(self._seed, self.required, len(keys))
@@ -230,17 +260,34 @@ class Party:
             masked = masked + between if self.number > other else masked - between
         return masked
 
-    def reveal(self, answered: Sequence[int], lost: Sequence[int]) -> dict[int, bytes]:
-        """Return shares of the seeds of `answered` and of the private keys of `lost`.
+    @property
+    def members(self) -> frozenset[int]:
+        """The parties whose letters arrived, and this one. The masks are made for them."""
+        return frozenset(self._shares)
+
+    def confirm(self, answered: Collection[int]) -> None:
+        """Agree to the list of parties that answered. There is no second list."""
+        self._begin("confirm", len(set(answered)))
+        if len(set(answered)) < len(answered) or not set(answered) <= self.members:
+            raise ProtocolError(
+                f"party {self.number}: the list of parties that answered names some twice, or some "
+                "that did not take part"
+            )
+        if self.number not in answered:
+            raise ProtocolError(f"party {self.number} answered, but is not on the list")
+        self._answered = set(answered)
+
+    def reveal(self, answered: Collection[int]) -> dict[int, bytes]:
+        """Return shares of the seeds of `answered` and of the private keys of all others.
 
         Both secrets of one party are never revealed: together they would unmask its answer.
         """
         self._begin("reveal", len(set(answered)))
-        if set(answered) & set(lost):
-            raise ProtocolError(f"party {self.number}: this would uncover a single answer")
+        if set(answered) != self._answered:
+            raise ProtocolError(f"party {self.number} agreed to another list")
         return {
-            **{other: self._shares[other][0] for other in answered},
-            **{other: self._shares[other][1] for other in lost},
+            other: seed if other in answered else private
+            for other, (seed, private) in self._shares.items()
         }
 
 
@@ -321,7 +368,8 @@ def run_round(numbers: Mapping[int, Numbers], parties: Sequence[int]) -> Round:
     for number, values in numbers.items():
         server.masked[number] = members[number].mask(values, server.letters_to(number))
     for number in server.masked:
-        shares = members[number].reveal(list(server.masked), server.lost())
+        members[number].confirm(server.masked)
+        shares = members[number].reveal(server.masked)
         server.shares |= {(owner, number): share for owner, share in shares.items()}
     return server
 
