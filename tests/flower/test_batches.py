@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -15,6 +15,7 @@ from flwr.app import Message
 from flower import grid
 from polyphily.flower import app
 from polyphily.flower.app import batched
+from polyphily.flower.joining import Answer
 from polyphily.flower.wire import HELLO, Parcel
 
 
@@ -24,8 +25,8 @@ class Site:
 
     name: str
 
-    def answer(self, asked: Parcel) -> Parcel:
-        return Parcel({"site": self.name})
+    def reply(self, text: str, blob: bytes, report: Callable[[str], None]) -> Answer:
+        return Answer(*Parcel({"site": self.name}).pack())
 
 
 def test_a_list_is_cut_into_parts() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +41,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from polyphily.errors import UserError
 from polyphily.flower import flwr_internals, keys, node
 from polyphily.flower.app import MESSAGE_TYPE, to_records
+from polyphily.flower.joining import Answer
 from polyphily.flower.wire import HELLO, Parcel
 
 REQUEST = httpx.Request("POST", "https://server/v1/fleet")
@@ -139,8 +140,10 @@ class SuperLink:
 class Site:
     """Answers everything."""
 
-    def answer(self, asked: Parcel) -> Parcel:
-        return Parcel({"kind": asked.facts["kind"]})
+    def reply(self, text: str, blob: bytes, report: Callable[[str], None]) -> Answer:
+        asked = Parcel.unpack(text, blob)
+        report(str(asked.facts["kind"]))
+        return Answer(*Parcel({"kind": asked.facts["kind"]}).pack())
 
 
 @contextmanager

@@ -127,10 +127,11 @@ class FakeGrid:
         return [SimpleNamespace(node_id=n, public_key=n.encode()) for n in ("a", "b", "c")]
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        (message,) = messages
-        name = str(len(self.sent))
-        self.sent[name] = message.metadata.dst_node_id, self.now, message.metadata.ttl
-        return [name]
+        names = []
+        for message in messages:
+            names.append(str(len(self.sent)))
+            self.sent[names[-1]] = message.metadata.dst_node_id, self.now, message.metadata.ttl
+        return names
 
     def pull_messages(self, names: Iterable[str]) -> list[Any]:
         self.pulls.append(len(list(names)))

@@ -18,6 +18,7 @@ from polyphily.flower.site_policy import Refused, SitePolicy
 from polyphily.flower.wire import (
     CLOSE,
     CONFIRM,
+    DISMISS,
     FINISH,
     HELLO,
     KEYS,
@@ -43,6 +44,7 @@ FACTS: Mapping[str, set[str]] = {
     FINISH: {"note", "received"},
     CONFIRM: {"attempt", "signature"},
     CLOSE: set(),
+    DISMISS: set(),
 }
 """The names of the facts in a reply of each kind, besides `COMMON`."""
 SCORES = ("received", "trained", "loss")
