@@ -174,14 +174,14 @@ def test_text_of_a_site_is_one_harmless_line() -> None:
         return Answer(error=nasty)
 
     first, *_ = assert_harmless(ROUND, change)
-    assert first["reason"].startswith("all is well yyy")
+    assert first["reason"].startswith("all is wellyyy")
 
     def note(reply: Parcel) -> Answer:
         return Answer(with_raw(reply.facts, "note", json.dumps(nasty)), reply.pack()[1])
 
     _, _, events = conduct(ROUND, note)
     notes = [e for e in map(json.loads, events.splitlines()) if e["event"] == "note"]
-    assert notes[0]["text"].startswith(f"{BAD}: all is well yyy")
+    assert notes[0]["text"].startswith(f"{BAD}: all is wellyyy")
     assert len(notes[0]["text"]) < 300
 
 

@@ -21,7 +21,7 @@ _ESCAPES = re.compile(
 )
 
 
-def plain(text: object, limit: int = 500) -> str:
+def plain(text: object, limit: int = 300) -> str:
     r"""Return text that others wrote as one harmless line of at most `limit` characters.
 
     Sequences that control a terminal and characters that cannot be seen are removed, and white
