@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from polyphily.errors import UserError
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -153,14 +151,15 @@ def check_npz(path: Path, limit: Limit = DATA) -> None:
 
 def _array_size(stream: IO[bytes]) -> int:
     """Return the number of bytes that the header of an array declares; 0 without such a header."""
-    prefix = np.lib.format.MAGIC_PREFIX
-    if stream.read(len(prefix)) != prefix:
+    from numpy.lib import format  # not at the top: commands that read no arrays start without it
+
+    if stream.read(len(format.MAGIC_PREFIX)) != format.MAGIC_PREFIX:
         return 0
     stream.seek(0)
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0
+    version = format.read_magic(stream)
+    read = format.read_array_header_1_0
     if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
+        read = format.read_array_header_2_0
     shape, _, dtype = read(stream)
     if dtype.hasobject or any(size < 0 for size in shape):  # numpy refuses to read it
         return 0
