@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-FILES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+FILES = {
+    path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")
+}
 
 
 def test_the_named_files_are_there() -> None:

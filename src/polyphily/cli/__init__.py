@@ -22,6 +22,7 @@ from polyphily.cli import (
     exporting,
     help,
     inspecting,
+    joining,
     listings,
     predicting,
     ranks,
@@ -47,6 +48,7 @@ comparing.add_to(app)
 listings.add_to(app)
 reproducing.add_to(app)
 deploying.add_to(app)
+joining.add_to(app)
 checking.add_to(app)
 inspecting.add_to(app)
 reporting.add_to(app)

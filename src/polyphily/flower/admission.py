@@ -1,4 +1,4 @@
-"""How a site gets into a federation: its key is made at the site and never leaves it.
+"""Admission of sites to a federation: a key is made at its site and never leaves it.
 
 1. `polyphily site init` makes the key and a request: the public key and the site's name, signed
    with the key.
@@ -41,7 +41,7 @@ NEW_KEY = "site.key.new"  # a key that has been requested and is not accepted ye
 
 @dataclass(frozen=True)
 class Request:
-    """What a site sends to the server's operator.
+    """A request of a site to the server's operator.
 
     Attributes:
         name: of the site.
@@ -129,7 +129,7 @@ class Member:
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """What the server's operator sends back to a site; nothing in it is secret.
+    """An answer of the server's operator to a site; nothing in it is secret.
 
     Attributes:
         name: of the site.
@@ -256,7 +256,7 @@ def _write_request(
 
 @dataclass(frozen=True)
 class Accepted:
-    """What an answer has changed at a site.
+    """The changes that an answer made at a site.
 
     Attributes:
         authority: fingerprint of the authority's certificate.

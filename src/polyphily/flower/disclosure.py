@@ -1,4 +1,4 @@
-"""What a site may tell the server: the facts of each kind of reply, and the texts of errors.
+"""The list of what may leave a site: the facts of each kind of reply, and the texts of errors.
 
 A private run is one with differential privacy or secure aggregation. In such a run nothing leaves
 the site but what the plan declares: no count, no time, no text of an unexpected error.

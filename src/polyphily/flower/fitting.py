@@ -1,4 +1,4 @@
-"""Which sites can train together: those that differ from most others are left out."""
+"""Find the sites that can train together: those that differ from most others are left out."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from polyphily.errors import UserError
-from polyphily.runs.folder import write_text
+from polyphily.runs.folder import sync, write_text
 
 Entry = dict[str, Any]
 START = "0" * 64  # what the first line has in place of the hash of the line before
@@ -98,7 +98,7 @@ class Journal:
         with os.fdopen(descriptor, "r+b") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             if is_new:
-                _sync_folder(self.file.parent)
+                sync(self.file.parent)
             yield stream
 
     def _append(self, stream: BinaryIO, entry: Mapping[str, Any]) -> None:
@@ -163,12 +163,3 @@ class Journal:
 
 def _digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make sure that a new file is still in its folder after a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -171,7 +171,7 @@ def plan_digest(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a signature belongs, so that it is of no use elsewhere.
+    """The place that a signature belongs to, so that it is of no use elsewhere.
 
     Attributes:
         run: name of the run.
@@ -204,7 +204,7 @@ def _check_enough(sites: int) -> None:
 
 
 class Sums:
-    """Which sites were in the sum of each round of a run, on disk.
+    """A file of the sites that were in the sum of each round of a run.
 
     Args:
         folder: the site's.

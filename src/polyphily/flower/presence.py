@@ -1,4 +1,4 @@
-"""Which sites are away: a dead site must not cost the full timeout in every round."""
+"""Sites that are away: a dead one must not cost the full timeout in every round."""
 
 from __future__ import annotations
 

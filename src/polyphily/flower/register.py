@@ -159,7 +159,7 @@ class Register:
 
 
 class Journal:
-    """What happened at the server besides runs: appended to events.jsonl in its folder.
+    """Events at the server besides runs, appended to events.jsonl in its folder.
 
     Args:
         path: the server's folder.

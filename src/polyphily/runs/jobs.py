@@ -45,7 +45,7 @@ class Job(Generic[T]):
 
 @dataclass(frozen=True)
 class Ended(Generic[T]):
-    """What came of a job.
+    """A job that has ended.
 
     Attributes:
         job: the job.
@@ -64,7 +64,7 @@ class Ended(Generic[T]):
 
 @dataclass(frozen=True)
 class Standing:
-    """How far the jobs are.
+    """The progress of jobs.
 
     Attributes:
         running: the names of the jobs that are running.

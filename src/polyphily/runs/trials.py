@@ -58,7 +58,7 @@ class SearchTrial:
 
     @property
     def lacked_memory(self) -> bool:
-        """Whether the trial failed for lack of memory, which says nothing about its values."""
+        """True if the trial failed for lack of memory, which says nothing about its values."""
         return self.failure == str(OutOfMemory())
 
     @property
