@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from flower.federations import Wires, federation, sites_of
 from polyphily.cli import app
 from polyphily.core.settings import names
+from polyphily.errors import UserError
 from polyphily.flower import control
 from polyphily.flower.deployment import Deployment
 from polyphily.flower.wire import Parcel
@@ -123,3 +124,10 @@ def test_no_tick_of_a_chart_repeats() -> None:
     for labels in json.loads(found.stdout):
         assert len(set(labels)) == len(labels)
     assert sum(len(labels) > 1 for labels in json.loads(found.stdout)) >= len(ranges) - 5
+
+
+def test_an_unfinished_run_says_how_to_go_on(own: Deployment) -> None:
+    folder = own.run_folder().path
+    (folder / "summary.json").unlink()
+    with pytest.raises(UserError, match=f"server resume {own.path} {folder.name}"):
+        Run.read(folder)

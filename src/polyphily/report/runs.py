@@ -49,9 +49,14 @@ class Run:
         summary = folder.read_summary()
         if summary is None:
             done = len(folder.records())
+            between_sites = (path / "plan.json").exists()  # below the server's folder: runs/NAME
+            command = (
+                f"polyphily server resume {path.parent.parent} {path.name}"
+                if between_sites
+                else f"polyphily run --resume {path}"
+            )
             raise UserError(
-                f"{path} is not finished ({done} rounds so far); "
-                f"continue it with: polyphily run --resume {path}"
+                f"{path} is not finished ({done} rounds so far); continue it with: {command}"
             )
         entries = _read_toml(path / CONFIG)
         given = entries.pop("set", {})
