@@ -20,6 +20,7 @@ from polyphily.studies.leaderboard import (
     TRAINED,
     Entrant,
     Leaderboard,
+    alike,
     costs,
     file_of,
     leaderboard,
@@ -222,3 +223,15 @@ def test_several_processes_find_the_same(results: tuple[Leaderboard, Path], tmp_
         label: {title: score for title, score in cells.items() if title == board.cells[0].title}
         for label, cells in standings(board, rows, folder).items()
     }
+
+
+def test_rows_that_are_one_model_are_named(tmp_path: Path) -> None:
+    board = small()
+    rows = board.entrants(["fedavg", "fednova", "local"])
+    run_rows(board, board.cells, rows, tmp_path, report=lambda _: None)
+    (found,) = alike(board, rows, tmp_path)
+    assert found.rows == ("fedavg", "fednova")  # all clients take equally many steps
+    assert found.compared == 8  # two cells, two networks, two rates
+    assert found.same >= 0.9 * found.compared
+    page = Standings(board, rows, tmp_path).markdown()
+    assert f"fedavg and fednova ({found.same} of 8 trainings)" in page

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from polyphily.studies.trials import DIGITS, Report, data_of, failure_text, to_j
 
 NAME = "leaderboard"
 PAPER_FORM = ", paper's form"
+SAME = 0.9  # of the trainings of two rows: with more of them equal, the rows are one model
 TRAINED = ", trained at home"  # FedAvg's models after local training: the other view of its row
 
 
@@ -380,6 +382,45 @@ def _select(trials: Iterable[Mapping[str, Any]], view: str) -> Score | None:
         if "test" in pair
     ]
     return max(scores, key=lambda score: score.val, default=None)
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Two rows that are nearly always one model.
+
+    Attributes:
+        rows: their labels.
+        same: the number of trainings with the same test scores in all views and seeds.
+        compared: the number of trainings that both rows have: cells, networks, trials and rates.
+    """
+
+    rows: tuple[str, str]
+    same: int
+    compared: int
+
+
+def alike(board: Leaderboard, entrants: Sequence[Entrant], folder: Path) -> list[Alike]:
+    """Return the pairs of rows with the same test scores in at least `SAME` of their trainings."""
+    scores: dict[str, dict[tuple[Any, ...], Any]] = {entrant.label: {} for entrant in entrants}
+    for cell in board.cells:
+        rows = _read(file_of(folder, cell))
+        for entrant in entrants:
+            row = rows.get(entrant.label)
+            if row is None or not is_complete(row, request(board, cell, entrant)):
+                continue
+            scores[entrant.label] |= {
+                (cell.name, trial["backbone"], trial["trial"], i): pair["test"]
+                for trial in row["trials"]
+                for i, pair in enumerate(trial["rates"])
+                if "test" in pair
+            }
+    found = []
+    for first, second in combinations(scores, 2):
+        both = scores[first].keys() & scores[second].keys()
+        same = sum(scores[first][key] == scores[second][key] for key in both)
+        if both and same >= SAME * len(both):
+            found.append(Alike((first, second), same, len(both)))
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from polyphily.studies.leaderboard import (
     Entrant,
     Leaderboard,
     Score,
+    alike,
     costs,
     standings,
 )
@@ -46,6 +47,7 @@ class Standings:
         self.titles = [cell.title for cell in board.cells]
         self.scores = standings(board, entrants, folder)
         self.costs = costs(board, entrants, folder)
+        self.alike = alike(board, entrants, folder)
         self.views = {entrant.label: METHODS.find(entrant.method)().view for entrant in entrants}
         self.views[FEDAVG + TRAINED] = "trained"
         self.full = [name for name, row in self.scores.items() if len(row) == len(self.titles)]
@@ -166,6 +168,15 @@ class Standings:
                 f"Ranks are means over {found.blocks} blocks (seeds of cells); those that differ "
                 f"by less than {found.difference:.1f} do not differ significantly (Nemenyi, "
                 f"{LEVEL:g}). Seeds of one cell are not independent, so that this is optimistic."
+            )
+        if self.alike:
+            pairs = [
+                f"{' and '.join(pair.rows)} ({pair.same} of {pair.compared} trainings)"
+                for pair in self.alike
+            ]
+            lines.append(
+                "Rows that are one model here, with the same scores in nearly every training: "
+                f"{'; '.join(pairs)}."
             )
         lines.append(
             f"{BEST} best, {SECOND} second best mean of a cell. With so few trials a method with "
