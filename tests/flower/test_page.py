@@ -74,6 +74,10 @@ def test_the_page_shows_the_scores_of_every_site(own: Deployment) -> None:
     assert "to measure them" not in text
 
 
+def test_a_row_that_the_server_cannot_know_is_not_explained(own: Deployment) -> None:
+    assert "No model" not in page_of(own)
+
+
 def test_text_in_troubles_is_no_markup(own: Deployment) -> None:
     run = Run.read(own.run_folder().path)
     nasty = {"round": 1, "site": "client-1", "what": "refused", "reason": "<script>alert(1)"}

@@ -78,14 +78,18 @@ def _moments(run: Run) -> Table:
                 span(trivial["test"].get(f"{run.metric}_per_client", [])),
             )
         )
+    legend = (
+        f"In percent. {run.method} is evaluated in the view {run.view}. Received is the model that "
+        "the server sends back, trained is the client's model after local training."
+    )
+    if trivial:  # the server of a deployment does not know it
+        legend += " No model: every node gets the most frequent train label of its client."
     columns = ("view", "round", f"val {run.metric}")
     tests = [f"test {name.replace('f1_macro', 'macro F1')}" for name in names]
     return Table(
         (*columns, *tests, "client mean", "client range"),
         tuple(rows),
-        f"In percent. {run.method} is evaluated in the view {run.view}. Received is the model that "
-        "the server sends back, trained is the client's model after local training. No model: "
-        "every node gets the most frequent train label of its client.",
+        legend,
         text_columns=2,
         strong=frozenset(strong),
     )
