@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import GATConv, GCNConv, GraphConv, SimpleConv
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SimpleConv
 from torch_geometric.utils import coalesce, remove_self_loops, scatter, softmax, to_undirected
 
 # Edges -------------------------------------------------------------------------------------------
@@ -149,6 +149,10 @@ class SAGE(nn.Module):
 
 class Attention(GATConv):  # type: ignore[misc]
     """Graph attention; the logarithm of an edge's weight is added to its score."""
+
+    # torch_geometric replaces `GATConv.propagate` when the first GATConv is made. Explainers would
+    # then find the replacement here, which ignores their masks.
+    propagate = MessagePassing.propagate
 
     def __init__(
         self, inputs: int, outputs: int, heads: int, *, average: bool, bias: bool = True
