@@ -134,8 +134,8 @@ def _answer_messages(
                     _send(connection, unsent, report)
                 try:
                     received = connection.receive()
-                except flwr_internals.MessageGone as error:
-                    report(f"the server has withdrawn a message: {plain(error)}")
+                except flwr_internals.MessageGone:  # as after `server stop`
+                    report("the server has withdrawn a message")
                     received = None
                 if received is None:
                     time.sleep(POLL)
