@@ -22,7 +22,7 @@ from polyphily.core.method import METHODS, create
 from polyphily.errors import TrainingError
 from polyphily.flower.joining import EVENTS, Answer, Policy, gather
 from polyphily.flower.site_files import SiteState
-from polyphily.flower.wire import FINISH, ROUND, Parcel
+from polyphily.flower.wire import FINISH, PREPARE, ROUND, Parcel
 from polyphily.runs.folder import RunFolder
 from polyphily.runs.models import BEST, LAST, SavedModel
 from polyphily.runs.run import Execution
@@ -363,3 +363,22 @@ def test_nothing_but_the_contract_and_scores_leaves_a_site(tmp_path: Path) -> No
         assert shapes == sizes
         extra = sum(np.prod(t.shape) for name, t in upload.items() if name not in sizes)
         assert extra <= 1  # the number of train nodes
+
+
+def test_a_site_that_missed_the_preparation_is_asked_again(tmp_path: Path) -> None:
+    """A site that is killed at this moment must not end the run."""
+    data = federation()
+    lost: list[str] = []
+
+    def lose_one(name: str, asked: Parcel, reply: Parcel) -> Parcel | None:
+        if asked.facts["kind"] == PREPARE and name == "client-1" and not lost:
+            lost.append(name)
+            return None
+        return reply
+
+    wires = Wires(sites_of(data, tmp_path), lose_one)
+    summary = coordinate(plan_for(data, "fedavg"), wires, tmp_path / "run", 3).go()
+    assert lost == ["client-1"]
+    assert summary["rounds"] == plan_for(data, "fedavg").settings.rounds
+    (repeated,) = events(tmp_path / "run", "repeat")
+    assert repeated["sites"] == ["client-1"]

@@ -118,10 +118,16 @@ class Coordinator:
     def _prepare(self) -> None:
         """Ask every site how many nodes it scores; create the tracker; go to the checkpoint."""
         found: dict[str, list[float]] = {}
-        for site, answer in self.exchange.ask(PREPARE, {s: {} for s in self.plan.sites}, {}):
-            with self.exchange.refusing(self.round + 1, site):
-                facts = self.exchange.read(site, answer, PREPARE, 0, HEADER).facts
-                found[site] = _read_counts(facts)
+        for attempt in range(1 + self.policy.repeats):
+            missing = [site for site in self.plan.sites if site not in found]
+            if attempt and len(found) >= self.policy.min_sites:
+                break
+            if attempt:
+                self.emit("repeat", round=self.round + 1, attempt=attempt + 1, sites=missing)
+            for site, answer in self.exchange.ask(PREPARE, {s: {} for s in missing}, {}):
+                with self.exchange.refusing(self.round + 1, site):
+                    facts = self.exchange.read(site, answer, PREPARE, 0, HEADER).facts
+                    found[site] = _read_counts(facts)
         totals = {site: sum(own) for site, own in found.items()}
         for site, why in drowning(totals, self.policy.max_weight).items():
             del found[site]
