@@ -51,7 +51,7 @@ LONGEST_WAIT = 8.0  # seconds before a kill, at most
 
 @dataclass
 class Kill:
-    """What was done, when, and what came of it."""
+    """A kill: the process, the moment, and the outcome."""
 
     number: int
     run: str

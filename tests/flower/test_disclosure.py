@@ -1,4 +1,4 @@
-"""What leaves a site in private runs: nothing but what the plan declares."""
+"""Private runs: nothing leaves a site but what the plan declares."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_policy_can_keep_scores_with_secure_aggregation(tmp_path: Path) -> Non
 def broken_reply(
     site: Site, plan: Plan, kind: str, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> tuple[str, list[str]]:
-    """What the server hears, and what the operator reads, if something raises at the site."""
+    """Return what the server hears and what the operator reads if something raises at the site."""
     lines: list[str] = []
 
     def fail(*args: object, **kwargs: object) -> None:

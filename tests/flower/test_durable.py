@@ -1,4 +1,4 @@
-"""What a site must not forget is on the disk before its answer leaves."""
+"""A site's memory of a round is on the disk before its answer leaves."""
 
 from __future__ import annotations
 

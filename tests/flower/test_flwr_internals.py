@@ -1,4 +1,4 @@
-"""What Polyphily uses of flwr that is not public, and how it looks in the version that is pinned.
+"""The names of flwr that are not public and are used here, as the pinned version has them.
 
 A test fails for every name that a new version of flwr has moved or changed. Then look at its use in
 flwr_internals.py, and at the new form.

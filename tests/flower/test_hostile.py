@@ -35,7 +35,7 @@ from polyphily.graphs.checked import DEPTH, parse_json, plain
 
 BAD, HONEST = "client-1", ("client-0", "client-2")
 Change = Callable[[Parcel], Answer]
-"""What the site makes of its honest reply."""
+"""A function that turns a site's honest reply into another answer."""
 MANY = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )

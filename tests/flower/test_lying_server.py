@@ -66,7 +66,7 @@ def key_of(number: int) -> ec.EllipticCurvePrivateKey:
 
 @dataclass
 class Heard:
-    """What the server heard in one attempt.
+    """Everything that the server heard in one attempt.
 
     Attributes:
         number: of the round.
@@ -123,7 +123,7 @@ class World:
         return Member(name, self.identities[k], self.folder / name)
 
     def restart(self, k: int) -> None:
-        """What was in the site's memory is gone; its files are not."""
+        """Restart the site: its memory is gone, its files are not."""
         self.members[k] = self._member(k)
 
     def _say(self, work: Callable[[], Any]) -> Any:

@@ -266,7 +266,7 @@ def test_a_server_that_ends_in_the_handshake_is_away(ends: str, tmp_path: Path) 
 def test_a_handshake_that_is_cut_is_not_another_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which of the errors comes depends on the moment."""
+    """Several errors are possible; the moment decides."""
     certificate = tmp_path / "ca.crt"
     certificate.write_bytes(keys.certificate_pem(keys.new_authority(keys.new_key())))
     away = SimpleNamespace(address=("127.0.0.1", 1), certificate=certificate)

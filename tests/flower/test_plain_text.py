@@ -1,4 +1,4 @@
-"""What an operator's terminal gets: text from sites and Flower's log, without escapes."""
+"""The operator's terminal: text from sites and Flower's log arrive without escapes."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ READERS: Mapping[str, Callable[[object], Any]] = {
     "fixed": _fixed,
     "journal": _text,
 }
-"""How an entry is read; the others are whole numbers."""
+"""Readers of entries; entries without one are whole numbers."""
 
 
 class PolicyFile:
