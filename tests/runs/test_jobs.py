@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +61,23 @@ def test_a_job_that_lacks_memory_alone_fails_and_says_so(processes: int) -> None
 @pytest.mark.parametrize("processes", [1, 2])
 def test_no_job_starts_after_the_time_is_up(processes: int) -> None:
     assert ended({str(n): partial(square, n) for n in range(3)}, processes, until=0.0) == {}
+
+
+def test_jobs_that_lack_memory_as_the_time_ends_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def watch(standing: Standing) -> None:
+        nonlocal now
+        now = 0.0 if standing.running else 20.0  # the time is up when the first try has ended
+
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(jobs, "time", clock)
+    work = {str(n): partial(sole_user, tmp_path, n) for n in range(2)}
+    (tmp_path / "job-other").touch()  # so that both lack memory
+    found = ended(work, 2, until=10.0, watch=watch)
+    assert {name: e.no_memory for name, e in found.items()} == {"0": True, "1": True}
 
 
 @pytest.mark.parametrize("processes", [1, 2])

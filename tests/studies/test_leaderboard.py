@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,40 @@ def test_pages(results: tuple[Leaderboard, Path]) -> None:
     assert rows.text(".csv").startswith("method,mean rank,")
     assert r"\toprule" in rows.text(".tex")
     assert "Nothing has run yet" in Standings(board, board.entrants(), folder / "none").text(".md")
+
+
+def test_a_cell_with_many_gaps_does_not_enter_the_ranks(
+    results: tuple[Leaderboard, Path], tmp_path: Path
+) -> None:
+    board, folder = results
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    rows = board.entrants(["local", "fedavg", "fedspa"])
+    whole = Standings(board, rows, tmp_path)
+    assert whole.ranked == whole.titles
+    assert "have not run" not in whole.markdown()
+    file = file_of(tmp_path, board.cells[0])
+    data = json.loads(file.read_text())
+    del data["rows"]["local"]
+    file.write_text(json.dumps(data))
+    gap = Standings(board, rows, tmp_path)
+    assert gap.ranked == gap.titles[1:]
+    assert gap.rank("local") is not None
+    tested = len(gap.titles) - 1
+    assert gap.ranking is not None
+    assert gap.ranking.blocks == tested * len(board.seeds)
+    text = gap.markdown()
+    assert f"1 of {len(gap.scores) * len(gap.titles)} entries have not run yet" in text
+    assert f"leave out {gap.titles[0]}" in text
+
+
+def test_the_page_is_written_from_the_committed_results() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    if not docs.exists():
+        pytest.skip("without docs/")
+    board = leaderboard()
+    found = Standings(board, board.entrants(), docs / "results")
+    for suffix in (".md", ".html"):
+        assert found.text(suffix) == (docs / f"leaderboard{suffix}").read_text("utf-8")
 
 
 def test_a_plugin_is_added_by_name(tmp_path: Path) -> None:

@@ -117,14 +117,17 @@ def run_jobs(
                 watch(Standing(running, done, len(jobs)))
 
         while waiting:
-            short: list[Job[T]] = []  # of memory
+            short: list[Ended[T]] = []  # of memory
             for ended in workers.run(waiting, at_once, show):
                 if ended.no_memory and at_once > 1:
-                    short.append(ended.job)
+                    short.append(ended)
                 else:
                     done += 1
                     yield ended
-            waiting, at_once = short, max(1, at_once // FEWER)
+            if time.monotonic() > until:
+                yield from short  # no time for another try
+                return
+            waiting, at_once = [ended.job for ended in short], max(1, at_once // FEWER)
 
 
 class _Workers:

@@ -30,6 +30,7 @@ CHOICES = (
 )
 SUFFIXES = (".md", ".html", ".csv", ".tex")
 FEDAVG = "fedavg"
+GAPS = 0.1  # a cell in which more than this share of the rows is missing does not enter the ranks
 BASES = (FEDAVG, FEDAVG + TRAINED)  # what rows are compared with, in the same view
 
 
@@ -50,15 +51,20 @@ class Standings:
         self.alike = alike(board, entrants, folder)
         self.views = {entrant.label: METHODS.find(entrant.method)().view for entrant in entrants}
         self.views[FEDAVG + TRAINED] = "trained"
-        self.full = [name for name, row in self.scores.items() if len(row) == len(self.titles)]
+        self.ranked = [t for t in self.titles if self._missing(t) <= GAPS * len(self.scores)]
+        self.full = [n for n, row in self.scores.items() if all(t in row for t in self.ranked)]
         self.ranking: Ranking | None = None
-        if len(self.full) > 1:
+        if self.ranked and len(self.full) > 1:
             self.ranking = ranking(
                 {
-                    name: [s for t in self.titles for s in self.scores[name][t].test]
+                    name: [s for t in self.ranked for s in self.scores[name][t].test]
                     for name in self.full
                 }
             )
+
+    def _missing(self, title: str) -> int:
+        """Return how many rows have not run in a cell."""
+        return sum(title not in row for row in self.scores.values())
 
     @property
     def labels(self) -> list[str]:
@@ -77,7 +83,7 @@ class Standings:
         return {t: own[t].mean - base[t].mean for t in self.titles if t in own and t in base}
 
     def p_values(self) -> dict[str, float]:
-        """Return the p-value of every full row's difference to FedAvg over the cells.
+        """Return the p-value of every full row's difference to FedAvg over the ranked cells.
 
         They are those of Wilcoxon's signed-rank test on the means of cells, corrected by Holm.
         """
@@ -85,8 +91,9 @@ class Standings:
 
         raw = {}
         for label in self.full:
-            found = np.array(list(self.differences(label).values()))
-            if label not in BASES and len(found) == len(self.titles):
+            by_cell = self.differences(label)
+            found = np.array([by_cell[title] for title in self.ranked if title in by_cell])
+            if label not in BASES and 0 < len(found) == len(self.ranked):
                 raw[label] = float(wilcoxon(found).pvalue) if np.any(found != 0) else 1.0
         return dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
 
@@ -163,6 +170,13 @@ class Standings:
             "Scores are on test nodes, in each method's own view: the model that the server sends, "
             "or the clients' after training. A row *, paper's form* is the method as printed.",
         ]
+        missing = sum(map(self._missing, self.titles))
+        if missing:
+            out = [title for title in self.titles if title not in self.ranked]
+            text = f"{missing} of {len(self.scores) * len(self.titles)} entries have not run yet"
+            if out and self.ranked:
+                text += f"; ranks and p-values leave out {' and '.join(out)}"
+            lines.append(f"**{text}.**")
         if found is not None and found.blocks > 1:
             lines.append(
                 f"Ranks are means over {found.blocks} blocks (seeds of cells); those that differ "
