@@ -22,6 +22,8 @@ from polyphily.flower.wire import Parcel, WireError
 
 MESSAGE_TYPE = "train"  # Flower's type of all messages of this app
 FACTS, TENSORS, BLOB, JSON = "facts", "tensors", "safetensors", "json"
+OTHER_FORM = "the message does not have the form of Polyphily's messages"
+SMALL = 4 << 20  # bytes that are sent as one object
 POLL = 0.2  # seconds
 AWAY_TTL = 60.0  # seconds after which a message to a site that is away expires
 BATCH = 16  # messages that are sent at once, and are in memory together
@@ -39,6 +41,14 @@ def to_records(parcel: Parcel) -> RecordDict:
 
 
 def _records(text: str, blob: bytes) -> RecordDict:
+    """Pack text and bytes.
+
+    Flower sends every record, array and chunk of an array as an object, with a request of its own.
+    A small blob is therefore part of the record of facts. A large one is an array, which Flower
+    divides into chunks.
+    """
+    if len(blob) <= SMALL:
+        return RecordDict({FACTS: ConfigRecord({JSON: text, BLOB: blob})})
     array = Array(dtype="uint8", shape=(len(blob),), stype=BLOB, data=blob)
     return RecordDict({FACTS: ConfigRecord({JSON: text}), TENSORS: ArrayRecord({BLOB: array})})
 
@@ -50,12 +60,15 @@ def raw_parts(records: RecordDict) -> tuple[str, bytes]:
         WireError: if the content has another form.
     """
     try:
-        text, array = records[FACTS][JSON], records[TENSORS][BLOB]
+        facts = records[FACTS]
+        text, blob = facts[JSON], facts[BLOB] if BLOB in facts else records[TENSORS][BLOB]
     except (KeyError, TypeError):
-        raise WireError("the message does not have the form of Polyphily's messages") from None
-    if not isinstance(text, str) or not isinstance(array, Array) or array.stype != BLOB:
-        raise WireError("the message does not have the form of Polyphily's messages")
-    return text, array.data
+        raise WireError(OTHER_FORM) from None
+    if isinstance(blob, Array) and blob.stype == BLOB:
+        blob = blob.data
+    if not isinstance(text, str) or not isinstance(blob, bytes):
+        raise WireError(OTHER_FORM)
+    return text, blob
 
 
 # At the server ---------------------------------------------------------------------------------
