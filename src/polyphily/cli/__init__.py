@@ -31,6 +31,7 @@ from polyphily.cli import (
     studying,
     sweeping,
     training,
+    watching,
 )
 from polyphily.errors import PolyphilyError
 from polyphily.registry import PluginWarning
@@ -52,6 +53,7 @@ joining.add_to(app)
 checking.add_to(app)
 inspecting.add_to(app)
 reporting.add_to(app)
+watching.add_to(app)
 predicting.add_to(app)
 exporting.add_to(app)
 auditing.add_to(app)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from polyphily.errors import PolyphilyError, UserError, missing_package, unknown
 from polyphily.flower import flwr_internals
 from polyphily.graphs.limits import TEXT
-from polyphily.runs.folder import RunFolder, safe_name, to_toml, write_text
+from polyphily.runs.folder import LOCK, RunFolder, safe_name, to_toml, write_text
 
 if TYPE_CHECKING:
     from polyphily.core.method import Method
@@ -406,7 +406,7 @@ class Deployment:
         policy = make_policy(request["policy"], len(request["sites"]))
         emit = event_writer(folder)
         troubles: Troubles = []
-        with _locked(folder.path / "lock"):
+        with _locked(folder.path / LOCK):
             emit("started", sites=request["sites"])
             try:
                 plan = self._plan(folder, request, policy, transport, emit, troubles)
