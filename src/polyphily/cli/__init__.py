@@ -18,6 +18,7 @@ from polyphily.cli import (
     benching,
     checking,
     comparing,
+    demonstrating,
     deploying,
     exporting,
     help,
@@ -39,13 +40,13 @@ from polyphily.registry import PluginWarning
 app = typer.Typer(
     name="polyphily",
     help="Federated graph learning for graphs that differ in kind.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 training.add_to(app)
 comparing.add_to(app)
+demonstrating.add_to(app)
 listings.add_to(app)
 reproducing.add_to(app)
 deploying.add_to(app)
@@ -69,7 +70,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
     version: bool = typer.Option(
@@ -81,7 +82,28 @@ def _options(
     ),
 ) -> None:
     """Federated graph learning for graphs that differ in kind."""
-    ranks.check_launcher(context.invoked_subcommand)
+    if context.invoked_subcommand is None:
+        _welcome()
+    else:
+        ranks.check_launcher(context.invoked_subcommand)
+
+
+def _welcome() -> None:
+    """Print what this is, and what to try first."""
+    out = Console(highlight=False)
+    out.print(
+        f"[bold]polyphily {__version__}[/bold] trains graph neural networks across owners of graphs"
+        " who may not share them, and whose graphs differ in kind."
+    )
+    out.print("\n[bold]Try[/bold]")
+    commands = {
+        "polyphily demo": "six synthetic clients, 20 seconds, no download",
+        "polyphily run --dataset cora --clients 5": "a real graph, divided among five clients",
+        "polyphily check ./sites": "your own files: what they hold, or all their faults",
+    }
+    for command, text in commands.items():
+        out.print(f"  [cyan]{command}[/cyan]\n      {text}")
+    out.print("\n[bold]Help[/bold]\n  polyphily --help, polyphily run --help, polyphily methods")
 
 
 def main() -> None:
