@@ -55,7 +55,7 @@ class LivePage:
         self._version = ""  # of the runs as they are
         self._made, self._page = "", ""  # version and text of the page
         self._made_at, self._cost = 0.0, 0.0
-        self._trouble = ""  # why the page could not be made
+        self._unread, self._unmade = "", ""  # why the runs could not be read, or the page not made
 
     def state(self) -> dict[str, Any]:
         """Return where the runs stand, and the version of the page that can be had."""
@@ -64,7 +64,7 @@ class LivePage:
             return {
                 "version": self._version if self._due() else self._made,
                 "words": headline(self._standings, self.folder),
-                "trouble": self._trouble,
+                "trouble": self._unread or self._unmade,
                 "runs": [asdict(standing) for standing in self._standings],
             }
 
@@ -83,9 +83,9 @@ class LivePage:
             self._standings = self._follower.standings()
             text = json.dumps([self._follower.signature(), [s.state for s in self._standings]])
             self._version = hashlib.sha256(text.encode()).hexdigest()[:16]
-            self._trouble = ""
+            self._unread = ""
         except Exception as error:  # a file that is being changed: the next look reads it
-            self._trouble = f"{type(error).__name__}: {error}"
+            self._unread = f"{type(error).__name__}: {error}"
         self._looked = time.monotonic()
 
     def _due(self) -> bool:
@@ -97,9 +97,9 @@ class LivePage:
             runs = self._follower.runs()
             shown = content(runs) if runs else _nothing_yet(self.folder)
             self._page = render(shown, version=self._version)
-            self._trouble = ""
+            self._unmade = ""
         except Exception as error:  # the page before stays, and says so
-            self._trouble = f"the page could not be made: {type(error).__name__}: {error}"
+            self._unmade = f"the page could not be made: {type(error).__name__}: {error}"
             self._page = self._page or render(_nothing_yet(self.folder), version=self._version)
         self._made, self._made_at = self._version, time.monotonic()
         self._cost = self._made_at - began

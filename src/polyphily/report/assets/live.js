@@ -36,10 +36,10 @@ const written = new WeakMap();
 const source = (element) => written.get(element) ?? element.outerHTML;
 for (const table of document.querySelectorAll(".items > .table")) written.set(table, table.outerHTML);
 
-// Keep the topmost visible section where it is on the screen.
+// Keep the section that the reader looks at, the last that begins in the upper third, in its place.
 function keepingPlace(change) {
-  const edge = document.querySelector("nav").offsetHeight;
-  const anchor = scrollY > 0 && [...document.querySelectorAll("main > section")].find((s) => s.getBoundingClientRect().bottom > edge);
+  const begun = [...document.querySelectorAll("main > section")].filter((s) => s.getBoundingClientRect().top < innerHeight / 3);
+  const anchor = scrollY > 0 && begun.at(-1);
   const before = anchor && anchor.getBoundingClientRect().top;
   change();
   if (!anchor || !anchor.isConnected) return;
@@ -158,7 +158,7 @@ function update(page) {
 async function look() {
   try {
     const state = await (await fetch("state", { cache: "no-store" })).json();
-    showState(state);
+    keepingPlace(() => showState(state));
     if (state.version !== shown) {
       const text = await (await fetch("./", { cache: "no-store" })).text();
       const page = new DOMParser().parseFromString(text, "text/html");
