@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import warnings
@@ -111,6 +113,7 @@ def main() -> None:
 
     Errors are printed without a traceback, unless `POLYPHILY_DEBUG=1` is set.
     """
+    _replace_unprintable()
     try:
         with _plain_plugin_warnings():
             app()
@@ -132,12 +135,39 @@ def main() -> None:
                 "Fewer seeds or --device cpu also need less."
             )
             sys.exit(1)
+        if said := _disk_trouble(error):
+            _print_error(said)
+            sys.exit(1)
         _print_error(
             f"failed: {type(error).__name__}: {error}\n"
             "This is a failure of the program, not a mistake in your command. "
             "Set POLYPHILY_DEBUG=1 to see where it happened."
         )
         sys.exit(1)
+
+
+def _replace_unprintable() -> None:
+    """Print "?" for characters that the terminal's encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="replace")
+
+
+def _disk_trouble(error: Exception) -> str:
+    """Return what is wrong with the disk and what to do; empty for other errors.
+
+    safetensors has errors of its own, which give the system's words.
+    """
+    full = os.strerror(errno.ENOSPC)
+    if full in str(error):
+        where = getattr(error, "filename", None)
+        return (
+            f"{full}{f': {where}' if where else ''}. Make room there, or choose another folder "
+            "(--out). A run that was cut short goes on with polyphily run --resume"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{error.strerror}: {error.filename}. Choose another folder, or ask for the right"
+    return ""
 
 
 @contextmanager
