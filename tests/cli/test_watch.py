@@ -43,6 +43,7 @@ def test_it_serves_a_run_until_ctrl_c(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may ignore it
         env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "80"},
     )
     try:
