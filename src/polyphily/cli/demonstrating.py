@@ -67,10 +67,9 @@ def demo(
     number = rounds if rounds is not None else FULL_ROUNDS if full else ROUNDS
     request = options.gather(None, {"rounds": number, **data}, [], None)
     if not as_json:
-        terminal.print_line(
+        terminal.err.print(
             f"{data['clients']} synthetic clients, homophily 0.1 to 0.9, labels for 10 % of their "
-            f"nodes; {len(names)} methods, {number} rounds each.",
-            error=True,
+            f"nodes; {len(names)} methods, {number} rounds each."
         )
     table = LiveTable(names)
     page = Task(list(names), out, [], as_json, report, live=table.live, closing=_print_story).one(
