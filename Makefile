@@ -1,5 +1,5 @@
 # make install   .venv with polyphily and the extra all: partitions, files, figures, Flower, privacy
-# make demo      install, then train on ten synthetic clients
+# make demo      install, then train on six synthetic clients
 # make test      install the test tools, then the whole test suite
 # make test-deploy   the tests with a server and sites as processes, several minutes
 # make check     lint, format and type checks

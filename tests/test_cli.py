@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -105,9 +106,13 @@ def test_every_setting_is_a_flag(cli: Cli) -> None:
             assert name in words
 
 
-def test_without_a_command_there_is_help_and_the_version_is_told(cli: Cli) -> None:
+def test_without_a_command_there_is_a_welcome_and_the_version_is_told(cli: Cli) -> None:
     answer = cli()
-    assert "Usage:" in answer.out + answer.err
+    assert answer.status == 0
+    commands = re.findall(r"^  (polyphily .*)$", answer.out, flags=re.MULTILINE)
+    assert commands[0] == "polyphily demo"
+    assert "polyphily --help" in answer.out
+    assert len(answer.out.splitlines()) < 20
     assert cli("--version").out == f"polyphily {polyphily.__version__}\n"
 
 
@@ -665,8 +670,8 @@ def test_a_comparison_as_json_is_one_object(cli: Cli, tmp_path: Path) -> None:
         assert summary == json.loads((folder / name / "summary.json").read_text())
 
 
-def test_the_demonstration_runs(cli: Cli, tmp_path: Path) -> None:
-    answer = cli("demo", "--rounds", "2", "--json", "--out", "demo")
+def test_the_full_demonstration_runs(cli: Cli, tmp_path: Path) -> None:
+    answer = cli("demo", "--full", "--rounds", "2", "--json", "--out", "demo")
     assert answer.status == 0
     found: dict[str, Any] = json.loads(answer.out)
     assert list(found)[:3] == ["local", "fedavg", "fedprox"]

@@ -9,10 +9,17 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from polyphily.version import __version__ as __version__
+
+if sys.version_info < (3, 11):  # noqa: UP036 (a checkout on the path: pip would have refused)
+    _needed = "polyphily needs Python 3.11 or later, this is Python " + sys.version.split()[0]
+    if sys.argv[:1] == ["-m"]:  # python -m polyphily
+        sys.exit("error: " + _needed)
+    raise ImportError(_needed)
 
 if TYPE_CHECKING:
     from polyphily.core.method import Method, register

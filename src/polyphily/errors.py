@@ -123,6 +123,17 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} '{name}'{guess} Known: {', '.join(names)}")
 
 
+def toml_fault(error: ValueError) -> str:
+    """Return what is wrong with a TOML file; for a backslash also what to write instead.
+
+    >>> toml_fault(ValueError("Unescaped '\\\\' in a string (at line 1, column 9)"))
+    "Unescaped '\\\\' in a string (at line 1, column 9). Write Windows paths in single quotes"
+    """
+    text = str(error)
+    special = "\\" in text or "hex value" in text
+    return f"{text}. Write Windows paths in single quotes" if special else text
+
+
 def missing_package(package: str, extra: str, purpose: str, otherwise: str = "") -> UserError:
     """Return an error for an optional package that is missing, with the command to install it."""
     hint = f" {otherwise}" if otherwise else ""

@@ -33,7 +33,7 @@ class Visit:
     """A page opened in a browser, and everything that it complained about or asked for."""
 
     def __init__(
-        self, browser: Any, file: Path, *, width: int = 1400, scheme: str = "light"
+        self, browser: Any, file: Path | str, *, width: int = 1400, scheme: str = "light"
     ) -> None:
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
@@ -44,7 +44,7 @@ class Visit:
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(file.resolve().as_uri())
+        self.page.goto(file if isinstance(file, str) else file.resolve().as_uri())
 
     def marks(self) -> dict[str, int]:
         """How many marks each figure has drawn."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import warnings
@@ -18,6 +20,7 @@ from polyphily.cli import (
     benching,
     checking,
     comparing,
+    demonstrating,
     deploying,
     exporting,
     help,
@@ -31,6 +34,7 @@ from polyphily.cli import (
     studying,
     sweeping,
     training,
+    watching,
 )
 from polyphily.errors import PolyphilyError
 from polyphily.registry import PluginWarning
@@ -38,13 +42,13 @@ from polyphily.registry import PluginWarning
 app = typer.Typer(
     name="polyphily",
     help="Federated graph learning for graphs that differ in kind.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 training.add_to(app)
 comparing.add_to(app)
+demonstrating.add_to(app)
 listings.add_to(app)
 reproducing.add_to(app)
 deploying.add_to(app)
@@ -52,6 +56,7 @@ joining.add_to(app)
 checking.add_to(app)
 inspecting.add_to(app)
 reporting.add_to(app)
+watching.add_to(app)
 predicting.add_to(app)
 exporting.add_to(app)
 auditing.add_to(app)
@@ -67,7 +72,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
     version: bool = typer.Option(
@@ -79,7 +84,28 @@ def _options(
     ),
 ) -> None:
     """Federated graph learning for graphs that differ in kind."""
-    ranks.check_launcher(context.invoked_subcommand)
+    if context.invoked_subcommand is None:
+        _welcome()
+    else:
+        ranks.check_launcher(context.invoked_subcommand)
+
+
+def _welcome() -> None:
+    """Print what this is, and what to try first."""
+    out = Console(highlight=False)
+    out.print(
+        f"[bold]polyphily {__version__}[/bold] trains graph neural networks across owners of graphs"
+        " who may not share them, and whose graphs differ in kind."
+    )
+    out.print("\n[bold]Try[/bold]")
+    commands = {
+        "polyphily demo": "six synthetic clients, 20 seconds, no download",
+        "polyphily run --dataset cora --clients 5": "a real graph, divided among five clients",
+        "polyphily check ./sites": "your own files: what they hold, or all their faults",
+    }
+    for command, text in commands.items():
+        out.print(f"  [cyan]{command}[/cyan]\n      {text}")
+    out.print("\n[bold]Help[/bold]\n  polyphily --help, polyphily run --help, polyphily methods")
 
 
 def main() -> None:
@@ -87,6 +113,7 @@ def main() -> None:
 
     Errors are printed without a traceback, unless `POLYPHILY_DEBUG=1` is set.
     """
+    _replace_unprintable()
     try:
         with _plain_plugin_warnings():
             app()
@@ -108,12 +135,39 @@ def main() -> None:
                 "Fewer seeds or --device cpu also need less."
             )
             sys.exit(1)
+        if said := _disk_trouble(error):
+            _print_error(said)
+            sys.exit(1)
         _print_error(
             f"failed: {type(error).__name__}: {error}\n"
             "This is a failure of the program, not a mistake in your command. "
             "Set POLYPHILY_DEBUG=1 to see where it happened."
         )
         sys.exit(1)
+
+
+def _replace_unprintable() -> None:
+    """Print "?" for characters that the terminal's encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="replace")
+
+
+def _disk_trouble(error: Exception) -> str:
+    """Return what is wrong with the disk and what to do; empty for other errors.
+
+    safetensors has errors of its own, which give the system's words.
+    """
+    full = os.strerror(errno.ENOSPC)
+    if full in str(error):
+        where = getattr(error, "filename", None)
+        return (
+            f"{full}{f': {where}' if where else ''}. Make room there, or choose another folder "
+            "(--out). A run that was cut short goes on with polyphily run --resume"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{error.strerror}: {error.filename}. Choose another folder, or ask for the right"
+    return ""
 
 
 @contextmanager

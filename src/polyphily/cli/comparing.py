@@ -1,4 +1,4 @@
-"""`polyphily compare` and `demo`: methods side by side, on one federation or on several."""
+"""`polyphily compare`: methods side by side, on one federation or on several."""
 
 from __future__ import annotations
 
@@ -31,17 +31,10 @@ Write = Annotated[
     list[Path] | None,
     typer.Option("--write", help="Write the table to a file, .md, .csv or .tex; repeatable."),
 ]
-DEMO_DATA = {
-    "dataset": "csbm:homophily=0.5,gap=0.8,spread=even,nodes=400-800",
-    "clients": 10,
-    "split": "0.1,0.3,0.6",
-}
-DEMO_METHODS = ("local", "fedavg", "fedprox", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("compare")(options.with_settings(several=SEVERAL)(ranks.on_all_ranks(compare)))
-    app.command("demo")(ranks.on_all_ranks(demo))
 
 
 def compare(
@@ -81,7 +74,7 @@ def compare(
     wanted = TuneRequest.parse(tune) if tune else None
     names = method_names(methods or options.METHODS)
     cells = _cells(options.gather(None, values, set_ or [], config).data)
-    task = _Task(names, out, write or [], as_json, report, track or (), wanted, jobs)
+    task = Task(names, out, write or [], as_json, report, track or (), wanted, jobs)
     if len(cells) == 1:
         values |= cells[0]
         task.one(options.gather(None, values, set_ or [], config))
@@ -91,17 +84,6 @@ def compare(
     if track:
         raise UserError("--track is for one federation: name one dataset, partition and number")
     task.several(options.gather(None, values, set_ or [], config), cells)
-
-
-def demo(
-    out: Out = None,
-    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 60,
-    as_json: AsJson = False,
-    report: Page = True,
-) -> None:
-    """Compare methods on ten synthetic clients with homophily from 0.1 to 0.9."""
-    request = options.gather(None, {"rounds": rounds, **DEMO_DATA}, [], None)
-    _Task(list(DEMO_METHODS), out, [], as_json, report).one(request)
 
 
 # What is compared --------------------------------------------------------------------------------
@@ -144,7 +126,7 @@ def _title(cell: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
     """A comparison as the user asked for it.
 
     Attributes:
@@ -156,6 +138,8 @@ class _Task:
         track: the trackers that rounds are logged to.
         tune: the search before every run.
         jobs: how many runs train at once.
+        live: shows the progress of a run, as `terminal.live` does; that one unless given.
+        closing: prints something about the summaries of one federation, after its table.
     """
 
     names: Sequence[str]
@@ -166,9 +150,11 @@ class _Task:
     track: Sequence[str] = ()
     tune: TuneRequest | None = None
     jobs: int = 1
+    live: training.Live | None = None
+    closing: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None
 
-    def one(self, request: options.Request) -> None:
-        """Run every method on one federation."""
+    def one(self, request: options.Request) -> Path | None:
+        """Run every method on one federation; return the page, if there is one."""
         from polyphily.cli import terminal
         from polyphily.cli.reporting import Pages
         from polyphily.experiments import comparing
@@ -183,7 +169,7 @@ class _Task:
         pages, title = Pages(self.report), _title(request.data)
 
         def train(execution: Execution, done: int) -> dict[str, Any]:
-            summary = training.train(execution, done, self.track, self.report)
+            summary = training.train(execution, done, self.track, self.report, self.live)
             if execution.folder:
                 pages.add(training.with_all_clients(execution))
             return summary
@@ -197,7 +183,7 @@ class _Task:
                 run = training.prepare(name, asked, federations, seconds, folder / name)
                 summaries[title, name] = train(run, 0)
             if not run.folder:  # the first rank has the folder and prints
-                return
+                return None
             board = Board(self.names, [title], summaries)
         else:
             orders = {
@@ -215,7 +201,7 @@ class _Task:
                 on_failure=_raise,
             )
         places = {key: folder / key[1] for key in board.summaries}
-        self._finish(board, folder, places, lambda: self._print_one(board))
+        return self._finish(board, folder, places, lambda: self._print_one(board))
 
     def several(self, request: options.Request, cells: Sequence[dict[str, Any]]) -> None:
         """Run every method on every federation; failures are reported, and the rest goes on."""
@@ -276,8 +262,8 @@ class _Task:
         folder: Path,
         places: Mapping[tuple[str, str], Path],
         show: Callable[[], None],
-    ) -> None:
-        """Write the files of a board and the page, and print."""
+    ) -> Path | None:
+        """Write the files of a board and the page, and print; return the page."""
         from polyphily.cli import terminal
         from polyphily.cli.reporting import Pages
         from polyphily.experiments.comparing import write_board
@@ -288,13 +274,14 @@ class _Task:
         page = pages.write(folder / PAGE)
         if self.as_json:
             typer.echo(json.dumps(self._json(board)))
-            return
+            return page
         show()
         for file in files:
             terminal.print_line(f"written: {file}")
         terminal.print_line(f"{'run folder' if len(board.cells) == 1 else 'runs'}: {folder}")
         if page:
             terminal.print_line(f"report: {page}")
+        return page
 
     def _json(self, board: Board) -> dict[str, Any]:
         """Return the summaries of one federation by method; of several, the board."""
@@ -314,6 +301,8 @@ class _Task:
                 terminal.out.print()
                 sheets.print_grids([board.rank_grid()])
             sheets.print_notes([*board.rank_notes(), *([COSTS] if tested else [])])
+        if self.closing:
+            self.closing({name: board.summaries[title, name] for name in self.names})
 
 
 def _raise(key: tuple[str, str], error: PolyphilyError) -> None:

@@ -18,7 +18,7 @@ METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "
 PANELS = {  # headings, and the commands below each; others are below `COMMANDS`
     "Train": ("run", "compare", "sweep", "demo"),
     "Your data": ("check", "inspect"),
-    "Results": ("report", "plot", "predict", "export", "audit"),
+    "Results": ("report", "watch", "plot", "predict", "export", "audit"),
     "What there is": ("methods", "datasets", "partitions", "backbones", "metrics"),
     "Real sites": ("server", "site"),
     "Research": ("reproduce", "study", "bench"),

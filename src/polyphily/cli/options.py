@@ -16,7 +16,7 @@ import typer
 
 from polyphily.cli import completion
 from polyphily.core.settings import Settings
-from polyphily.errors import UserError, unknown
+from polyphily.errors import UserError, toml_fault, unknown
 
 DATA: dict[str, tuple[type, str]] = {
     "dataset": (
@@ -241,13 +241,19 @@ def read_config(file: Path) -> dict[str, Any]:
 
     TEXT.check_file(file)
     try:
-        entries = tomllib.loads(file.read_text(encoding="utf-8"))
+        entries = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"no configuration file {file}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file} is not valid TOML: {error}") from None
+        raise UserError(f"{file} is not valid TOML: {toml_fault(error)}") from None
+    for name, value in entries.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise UserError(
+                f"{file}: {name} = {value!r} has a character that cannot be printed. In double "
+                "quotes, \\n and \\t are such: write Windows paths in single quotes"
+            )
     found = {name.replace("-", "_"): value for name, value in entries.items()}
     if "seed" in found:
         found["seeds"] = found.pop("seed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,8 @@ from polyphily.cli import completion, options, ranks
 from polyphily.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from polyphily.engines.simulation import Simulation
     from polyphily.graphs.loading import Federation
     from polyphily.runs.orders import Order, TuneRequest
@@ -59,6 +61,8 @@ Track = Annotated[
 ]
 
 PAGE = "report.html"
+Live = Callable[[str, int, str, str, int], "AbstractContextManager[Progress | None]"]
+"""Shows a run by title, rounds, evaluated view, metric and complete rounds (`terminal.live`)."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -321,7 +325,11 @@ def with_all_clients(execution: Execution) -> Execution:
 
 
 def train(
-    execution: Execution, done: int, track: Sequence[str] = (), evidence: bool = True
+    execution: Execution,
+    done: int,
+    track: Sequence[str] = (),
+    evidence: bool = True,
+    live: Live | None = None,
 ) -> dict[str, Any]:
     """Train to the end, show progress, and return the summary.
 
@@ -330,6 +338,7 @@ def train(
         done: how many of its rounds are complete.
         track: the trackers that rounds are logged to.
         evidence: whether to record after every round what the report needs.
+        live: shows the progress; `terminal.live` unless given.
     """
     from polyphily.cli import terminal
     from polyphily.runs.tracking import log_to
@@ -339,8 +348,8 @@ def train(
     if not execution.folder:  # the first rank shows and logs the run
         return execution.go(recorder).summary
     metric = settings.metric or "accuracy"
-    live = terminal.live(method.name, settings.rounds, method.evaluated, metric, done)
-    with live as report, log_to(track, execution) as log:
+    shown = (live or terminal.live)(method.name, settings.rounds, method.evaluated, metric, done)
+    with shown as report, log_to(track, execution) as log:
         if settings.engine == "flower":
             from polyphily.flower import loopback
 

@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyphily.errors import PolyphilyError, UserError, missing_package, unknown
+from polyphily.errors import PolyphilyError, UserError, missing_package, toml_fault, unknown
 from polyphily.flower import flwr_internals
 from polyphily.graphs.limits import TEXT
-from polyphily.runs.folder import RunFolder, safe_name, to_toml, write_text
+from polyphily.runs.folder import LOCK, RunFolder, safe_name, to_toml, write_text
 
 if TYPE_CHECKING:
     from polyphily.core.method import Method
@@ -110,14 +110,14 @@ class Bundle:
         file = self.path / SITE
         TEXT.check_file(file)
         try:
-            return tomllib.loads(file.read_text(encoding="utf-8"))
+            return tomllib.loads(file.read_text(encoding="utf-8-sig"))
         except OSError:
             raise UserError(
                 f"{self.path} is not a site's folder: it has no {SITE}. "
                 "Make one: polyphily site init"
             ) from None
         except tomllib.TOMLDecodeError as error:
-            raise UserError(f"{file} is not valid TOML: {error}") from None
+            raise UserError(f"{file} is not valid TOML: {toml_fault(error)}") from None
 
     @property
     def name(self) -> str:
@@ -241,7 +241,7 @@ class Deployment:
         file = self.path / CONFIG
         TEXT.check_file(file)
         try:
-            entries = tomllib.loads(file.read_text(encoding="utf-8"))
+            entries = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise UserError(f"{file}: {error}") from None
         entries = {name.replace("-", "_"): value for name, value in entries.items()}
@@ -406,7 +406,7 @@ class Deployment:
         policy = make_policy(request["policy"], len(request["sites"]))
         emit = event_writer(folder)
         troubles: Troubles = []
-        with _locked(folder.path / "lock"):
+        with _locked(folder.path / LOCK):
             emit("started", sites=request["sites"])
             try:
                 plan = self._plan(folder, request, policy, transport, emit, troubles)

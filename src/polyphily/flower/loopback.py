@@ -76,9 +76,21 @@ def run(execution: Execution, progress: Progress | None = None) -> dict[str, Any
         stack.enter_context(_exit_on_sigterm())
         stack.enter_context(started(deployment, workdir))
         folder = deployment.run_folder(name)
+        stack.enter_context(execution.in_folder())
         control.start(deployment, folder)
-        watch(deployment, folder, progress)
+        watch(deployment, folder, _recorded(execution.folder, progress))
         return _collect(execution, deployment, folder)
+
+
+def _recorded(folder: RunFolder, progress: Progress | None) -> Progress:
+    """Return a callback that also writes the records of rounds to a folder, as they come."""
+
+    def record(found: dict[str, Any]) -> None:
+        folder.append(found)
+        if progress:
+            progress(found)
+
+    return record
 
 
 @contextmanager

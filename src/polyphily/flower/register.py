@@ -192,7 +192,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path / 'config.toml'}: {error}") from None
 

@@ -102,6 +102,8 @@ class Coordinator:
         began = time.perf_counter()
         self._prepare()
         self.setup_seconds = time.perf_counter() - began
+        evaluated = {"evaluated": self.method.evaluated}
+        self.folder.write_start({**self._data(), **self._more(), **evaluated})
         try:
             while self.round < self.plan.settings.rounds:
                 self._one_round()
@@ -381,32 +383,39 @@ class Coordinator:
         """Return the global model in a download, with what predictions need of it."""
         return {**model_part(download), **received_state(self.method, download)}
 
+    def _data(self) -> dict[str, Any]:
+        """Return what the summary says about the data."""
+        plan = self.plan
+        return {
+            "dataset": self.dataset,
+            "partition": {  # the server does not know the nodes: the schema's hash stands in
+                "name": "natural",
+                "clients": len(plan.sites),
+                "sha256": plan.schema.digest,
+            },
+            "split": plan.split or "each site's own, else 0.6,0.2,0.2",
+            "classes": list(plan.schema.classes),
+            "clients": list(plan.sites),
+            "seeds": [plan.seed],
+        }
+
+    def _more(self) -> dict[str, Any]:
+        """Return what only the summary of a deployed run has."""
+        command = {"command": self.command} if self.command else {}
+        return {"troubles": self.exchange.troubles, **command}
+
     def _summary(self) -> dict[str, Any]:
         plan = self.plan
         facts = RunFacts(
             method=self.method,
             settings=plan.settings,
             network=plan.network().describe(),
-            data={
-                "dataset": self.dataset,
-                "partition": {  # the server does not know the nodes: the schema's hash stands in
-                    "name": "natural",
-                    "clients": len(plan.sites),
-                    "sha256": plan.schema.digest,
-                },
-                "split": plan.split or "each site's own, else 0.6,0.2,0.2",
-                "classes": list(plan.schema.classes),
-                "clients": list(plan.sites),
-                "seeds": [plan.seed],
-            },
+            data=self._data(),
             engine="flower",
             selection=self.tracker.selection,
             setup_seconds=self.setup_seconds,
             privacy=self._privacy(),
-            more={
-                "troubles": self.exchange.troubles,
-                **({"command": self.command} if self.command else {}),
-            },
+            more=self._more(),
             remarks=[*self.server.remarks(), *self._metric_note()],
         )
         return summarise(facts, self.tracker, self.records, self.round)

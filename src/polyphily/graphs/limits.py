@@ -92,7 +92,7 @@ def in_words(size: float) -> str:
 
 
 def read_text(path: Path, limit: Limit = TEXT) -> str:
-    """Read a text file in UTF-8, unless it is too large.
+    """Read a text file in UTF-8, with or without a byte order mark, unless it is too large.
 
     Raises:
         UserError: if it is too large, cannot be read, or is not UTF-8.
@@ -102,7 +102,7 @@ def read_text(path: Path, limit: Limit = TEXT) -> str:
         with path.open("rb") as stream:
             content = stream.read(limit.bytes() + 1)  # the file may grow, or have no size
         limit.check(path, len(content))
-        return content.decode()
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polyphily.report.blocks import Content, Entries, Fact, Item, Section
@@ -32,7 +33,7 @@ def content(runs: Sequence[Run]) -> Content:
     """Return the page of one or several runs."""
     run_set = RunSet(runs)
     sections = [
-        result_section(run_set),
+        _with_unfinished(result_section(run_set), run_set),
         sites_section(run_set),
         tuning_section(run_set),
         convergence_section(run_set),
@@ -49,6 +50,18 @@ def content(runs: Sequence[Run]) -> Content:
         sections=tuple(section for section in sections if section is not None),
         notes=_notes(run_set),
     )
+
+
+def _with_unfinished(section: Section, run_set: RunSet) -> Section:
+    """Say above a section which runs are not finished."""
+    going = [
+        f"{label} after {run.summary['rounds']} of {run.config['rounds']} rounds"
+        for label, run in zip(run_set.labels, run_set.runs, strict=True)
+        if not run.finished
+    ]
+    if not going:
+        return section
+    return replace(section, lead=f"Scores so far, not final: {'; '.join(going)}.")
 
 
 def inspection_content(inspection: Mapping[str, Any], advice: Sequence[str]) -> Content:
@@ -182,6 +195,8 @@ def _privacy(run: Run) -> list[Fact]:
     dp = run.summary.get("dp")
     if not dp:
         return []
+    if not run.finished:
+        return [Fact("epsilon spent", f"{dp['epsilon']:.3g}", "so far, by a client")]
     note = f"of {dp['target_epsilon']:g}, at delta {dp['delta']:g}, for all uploads of a client"
     return [Fact("epsilon spent", f"{dp['epsilon']:.3g}", note)]
 
@@ -206,7 +221,9 @@ def _notes(run_set: RunSet) -> tuple[str, ...]:
     without = [
         run
         for run in run_set.runs
-        if "inspection" not in run.evidence and "command" not in run.summary  # of sites elsewhere
+        if "inspection" not in run.evidence
+        and "command" not in run.summary  # of sites elsewhere
+        and run.finished
     ]
     if without:
         where = without[0].path if len(without) == 1 else f"{len(without)} runs"
@@ -263,11 +280,13 @@ def _provenance(run: Run) -> dict[str, str]:
     if hyper:
         found["hyperparameters"] = ", ".join(f"{n} {show(v)}" for n, v in hyper.items())
     found["partition sha256"] = str(summary["partition"]["sha256"])[:16]
-    found["polyphily"] = str(summary["polyphily"])
+    if "polyphily" in summary:  # of a finished run
+        found["polyphily"] = str(summary["polyphily"])
     if run.evidence.get("commit"):
         found["commit"] = str(run.evidence["commit"])
     found |= {name: str(value) for name, value in summary.get("versions", {}).items()}
-    found["peak memory"] = size(summary["peak_memory_mb"] * 2**20)
+    if "peak_memory_mb" in summary:
+        found["peak memory"] = size(summary["peak_memory_mb"] * 2**20)
     again = f"polyphily run --config {run.path / 'config.toml'}"
     found["repeat with"] = str(summary.get("command", again))
     return found

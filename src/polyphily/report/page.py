@@ -22,8 +22,17 @@ def write(content: Content, file: Path) -> None:
     write_text(file, render(content))
 
 
-def render(content: Content) -> str:
-    """Return the HTML of a page. It needs no other file and no network."""
+def render(content: Content, *, version: str | None = None) -> str:
+    """Return the HTML of a page. It needs no other file and no network.
+
+    Args:
+        content: what it shows.
+        version: of a page that `polyphily watch` serves. Its script asks for news.
+    """
+    live = version is not None
+    policy = f"{POLICY}; connect-src 'self'" if live else POLICY
+    script = f"<script>\n{_asset('live.js')}</script>\n" if live else ""
+    status = '<div class="live" role="status"></div>\n' if live else ""
     sections = content.sections
     links = "".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in sections)
     facts = "".join(
@@ -44,11 +53,11 @@ def render(content: Content) -> str:
         if isinstance(item, Figure)
     }
     return f"""<!doctype html>
-<html lang="en">
+<html lang="en"{f' data-version="{escape(version)}"' if version else ""}>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{escape(content.title)}</title>
 <link rel="icon" href="data:,">
 <style>
@@ -58,7 +67,7 @@ def render(content: Content) -> str:
 <header class="top"><div class="wrap">
 <div class="over"><span class="brand">polyphily</span>
 <button type="button" class="theme" title="Light or dark">light / dark</button></div>
-<h1>{escape(content.title)}</h1>
+{status}<h1>{escape(content.title)}</h1>
 <p class="subtitle">{escape(content.subtitle)}</p>
 <dl class="facts">{facts}</dl>
 </div></header>
@@ -71,7 +80,7 @@ def render(content: Content) -> str:
 <script type="application/json" id="figures">{_embedded(figures)}</script>
 <script>
 {_asset("charts.js")}</script>
-</body>
+{script}</body>
 </html>
 """
 

@@ -27,11 +27,11 @@ NOT_NAMED = ("method", "seeds", "engine", "device", "threads", "dtype")  # not p
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, from its folder.
+    """A run, from its folder.
 
     Attributes:
         path: the run folder.
-        summary: the summary of the run.
+        summary: the summary of the run; of an unfinished one, that of its rounds so far.
         config: the configuration, hyperparameters as `set.name`.
         records: one record per round.
         evidence: measurements of data and models (`evidence.gather`); empty if there are none.
@@ -42,31 +42,21 @@ class Run:
     config: dict[str, Any]
     records: list[dict[str, Any]]
     evidence: dict[str, Any]
+    finished: bool = True
 
     @classmethod
     def read(cls, path: Path) -> Run:
+        """Read a finished run."""
         folder = RunFolder(path)
         summary = folder.read_summary()
         if summary is None:
             done = len(folder.records())
-            between_sites = (path / "plan.json").exists()  # below the server's folder: runs/NAME
-            command = (
-                f"polyphily server resume {path.parent.parent} {path.name}"
-                if between_sites
-                else f"polyphily run --resume {path}"
-            )
             raise UserError(
-                f"{path} is not finished ({done} rounds so far); continue it with: {command}"
+                f"{path} is not finished ({done} rounds so far); continue it with: "
+                f"{resume_command(path)}"
             )
-        entries = _read_toml(path / CONFIG)
-        given = entries.pop("set", {})
-        return cls(
-            path,
-            summary,
-            entries | {HYPERPARAMETERS + name: value for name, value in given.items()},
-            [r for r in folder.records() if r["round"] <= summary["rounds"]],
-            evidence.read(path),
-        )
+        records = [r for r in folder.records() if r["round"] <= summary["rounds"]]
+        return cls(path, summary, read_config(path), records, evidence.read(path))
 
     @property
     def method(self) -> str:
@@ -172,13 +162,27 @@ class Run:
         return [found[r] for r in sorted(found) if r <= self.summary["rounds"]]
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of a run, hyperparameters as `set.name`."""
+    entries = _read_toml(path / CONFIG)
+    given = entries.pop("set", {})
+    return entries | {HYPERPARAMETERS + name: value for name, value in given.items()}
+
+
+def resume_command(path: Path) -> str:
+    """Return the command that continues a run."""
+    if (path / "request.json").exists():  # between sites; below the server's folder: runs/NAME
+        return f"polyphily server resume {path.parent.parent} {path.name}"
+    return f"polyphily run --resume {path}"
+
+
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read the runs in these folders and in folders below them, in the order of their start."""
     found: dict[Path, Run] = {}
     for path in paths:
         if not path.exists():
             raise UserError(f"no folder {path}")
-        inside = [path] if _is_run(path) else sorted(_runs_below(path), key=_start_time)
+        inside = [path] if is_run(path) else sorted(_runs_below(path), key=_start_time)
         if not inside:
             raise UserError(f"{path} holds no run: no folder in it has {CONFIG} and {METRICS}")
         finished = [p for p in inside if (p / SUMMARY).exists()]
@@ -188,7 +192,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return list(found.values())
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Check for a run folder. A server's folder has a configuration too, but no models."""
     return (path / CONFIG).is_file() and (path / "models").is_dir()
 

@@ -37,7 +37,8 @@ def result_section(run_set: RunSet) -> Section:
     if run_set.single:
         return Section("result", "Result", items=(_moments(run_set.runs[0]),))
     table = _comparison(run_set) if len(run_set.settings) == 1 else _grid(run_set)
-    ranks, notes = rank_items(run_set)
+    complete = all(run.finished for run in run_set.runs)
+    ranks, notes = rank_items(run_set) if complete else ((), ())
     return Section("result", "Result", items=(table, *ranks, _strip(run_set)), points=notes)
 
 

@@ -4,6 +4,8 @@ config.toml       what was asked; runs again as is
 partition.npz     who holds which node, and the split (partition-seed-N.npz for further seeds)
 metrics.jsonl     one object per round
 summary.json      the outcome
+start.json        what is known of the run before its first round, for `polyphily watch`
+lock              locked while a process works on the run
 models/           weights of the last round, and of the best validation round (…-best)
 checkpoint/       where a killed run goes on
 tuning.jsonl      with --tune: the request, then one object per trial
@@ -17,7 +19,8 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,13 @@ from polyphily.core.messages import Message
 from polyphily.errors import UserError
 from polyphily.graphs.limits import DATA, Limit
 from polyphily.graphs.loading import Federation
+from polyphily.runs.lock import held, is_held
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 TUNING = "tuning.jsonl"
 CURVES = "curves.json"
+START = "start.json"
+LOCK = "lock"
 SHARE = 0.1  # at most this share of a run goes into writing checkpoints
 
 
@@ -77,6 +83,26 @@ class RunFolder:
     def partition_file(self, seed: int, *, first: bool) -> Path:
         return self.path / ("partition.npz" if first else f"partition-seed-{seed}.npz")
 
+    # Whether it is going on ------------------------------------------------------------------
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Show others that a process works on the run, inside the block."""
+        with held(self.path / LOCK):
+            yield
+
+    def is_at_work(self) -> bool | None:
+        """Return whether a process works on the run; None if that cannot be known."""
+        return is_held(self.path / LOCK)
+
+    def write_start(self, facts: Mapping[str, Any]) -> None:
+        """Write what is known before the first round, with the names that it has in the summary."""
+        write_text(self.path / START, json.dumps(clean(facts), allow_nan=False) + "\n")
+
+    def read_start(self) -> dict[str, Any]:
+        """Return what `write_start` wrote; empty if the run has not begun."""
+        return self._read_json(START) or {}
+
     # Rounds ----------------------------------------------------------------------------------
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -115,14 +141,13 @@ class RunFolder:
 
     def read_curves(self) -> dict[str, Any]:
         """Return what `write_curves` wrote; empty if there is nothing."""
-        file = self.path / CURVES
-        if not file.exists():
-            return {}
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        return self._read_json(CURVES) or {}
 
     def read_summary(self) -> dict[str, Any] | None:
-        file = self.path / SUMMARY
+        return self._read_json(SUMMARY)
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        file = self.path / name
         if not file.exists():
             return None
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -301,7 +301,18 @@ class Execution:
         with (
             threads(settings.threads or self.usual_threads()),
             matmul_precision(settings.precision),
+            self.in_folder(),
         ):
+            yield
+
+    @contextmanager
+    def in_folder(self) -> Iterator[None]:
+        """Show in the run folder, if there is one, that the run is going on."""
+        if self.folder is None:
+            yield
+            return
+        self.folder.write_start({**self.data_facts(), "evaluated": self.method.evaluated})
+        with self.folder.at_work():
             yield
 
     def usual_threads(self) -> int:

@@ -8,6 +8,7 @@ are those that separate runs would leave.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -118,7 +119,10 @@ class Together:
             if progress:
                 progress(list(records.values()))
 
-        with self.runs[0].at_work():
+        with ExitStack() as stack:
+            stack.enter_context(self.runs[0].at_work())
+            for run in self.runs[1:]:
+                stack.enter_context(run.in_folder())
             self._end_what_is_over()
             while self._going:
                 try:

@@ -45,7 +45,7 @@ def fetch(info: DatasetInfo, parts: Iterable[Part], root: Path) -> list[Path]:
         reason = str(error).strip() or type(error).__name__
         raise UserError(
             f"{info.name} could not be downloaded ({reason}). Without a network: "
-            f"{_by_hand(info, absent, root)}"
+            f"{_by_hand(info, absent, root)}. Data that need no download: --dataset csbm"
         ) from error
     return [root / file for file in absent]
 

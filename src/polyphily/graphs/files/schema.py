@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyphily.errors import Faults, FileFaults, UserError, unknown
+from polyphily.errors import Faults, FileFaults, UserError, toml_fault, unknown
 from polyphily.graphs.limits import TEXT
 
 FILE = "schema.toml"
@@ -90,11 +90,11 @@ def read_schema(path: Path) -> TableSchema:
     """
     TEXT.check_file(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file: {error}") from error
+        raise UserError(f"{path}: not a TOML file: {toml_fault(error)}") from error
     reader = _Reader(path)
     schema = reader.schema(content)
     if reader.faults:

@@ -450,11 +450,11 @@ function tooltip(place) {
   };
 }
 
-function selector({ name, options }, changed) {
+function selector({ name, options }, chosen, changed) {
   if (options.length <= 4 && options.join("").length < 44) {
     const box = html("div", { class: "segments", role: "group", "aria-label": name });
     for (const option of options) {
-      const button = html("button", { type: "button", "aria-pressed": option === options[0] }, option);
+      const button = html("button", { type: "button", "aria-pressed": option === chosen }, option);
       button.addEventListener("click", () => {
         for (const other of box.children) other.setAttribute("aria-pressed", other === button);
         changed(option);
@@ -465,6 +465,7 @@ function selector({ name, options }, changed) {
   }
   const select = html("select", { "aria-label": name });
   for (const option of options) select.append(html("option", { value: option }, option));
+  select.value = chosen;
   select.addEventListener("change", () => changed(select.value));
   return select;
 }
@@ -477,20 +478,22 @@ class Figure {
     this.tip = tooltip(this.place);
     this.chosen = this.data.choices.map((choice) => choice.options[0]);
     this.number = null;
-    const controls = element.querySelector(".controls");
-    this.data.choices.forEach((choice, i) => {
-      controls.append(selector(choice, (option) => { this.chosen[i] = option; this.updateSlider(); this.draw(); }));
-    });
     this.slider = html("label", { class: "slider" });
     this.input = html("input", { type: "range", min: 0, step: 1, "aria-label": "round" });
     this.output = html("output");
     this.slider.append(this.input, this.output);
     this.input.addEventListener("input", () => { this.number = Number(this.input.value); this.draw(); });
-    controls.append(this.slider);
     for (const button of element.querySelectorAll("[data-save]")) {
       button.addEventListener("click", () => this.save(button.dataset.save));
     }
+    this.showControls();
     this.updateSlider();
+  }
+
+  showControls() {
+    const made = this.data.choices.map((choice, i) =>
+      selector(choice, this.chosen[i], (option) => { this.chosen[i] = option; this.updateSlider(); this.draw(); }));
+    this.element.querySelector(".controls").replaceChildren(...made, this.slider);
   }
 
   get panel() { return this.data.panels[this.chosen.join(SEPARATOR)]; }
@@ -576,14 +579,17 @@ function sortBy(heading) {
   heading.setAttribute("aria-sort", rising ? "ascending" : "descending");
 }
 
-for (const heading of document.querySelectorAll("th[data-sort]")) {
-  heading.addEventListener("click", () => sortBy(heading));
-  heading.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    sortBy(heading);
-  });
+function listen(place) {
+  for (const heading of place.querySelectorAll("th[data-sort]")) {
+    heading.addEventListener("click", () => sortBy(heading));
+    heading.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      sortBy(heading);
+    });
+  }
 }
+listen(document);
 
 // The page ---------------------------------------------------------------------------------------
 
