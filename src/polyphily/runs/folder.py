@@ -6,6 +6,7 @@ metrics.jsonl     one object per round
 summary.json      the outcome
 models/           weights of the last round, and of the best validation round (…-best)
 checkpoint/       where a killed run goes on
+clients/          with --on-disk: the states of clients, as of the checkpoint and since
 tuning.jsonl      with --tune: the request, then one object per trial
 """
 
@@ -33,6 +34,7 @@ from polyphily.graphs.loading import Federation
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 TUNING = "tuning.jsonl"
+CLIENTS = "clients"
 CURVES = "curves.json"
 SHARE = 0.1  # at most this share of a run goes into writing checkpoints
 
