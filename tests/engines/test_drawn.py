@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyphily.core.declarations import example_network
 from polyphily.core.method import METHODS, create
 from polyphily.core.settings import from_mapping
 from polyphily.engines.drawn import DrawnSimulation, kept_for_all
@@ -16,7 +17,6 @@ from polyphily.engines.states import STATES, ClientStates
 from polyphily.errors import UserError
 from polyphily.graphs.loading import Federation, load
 from polyphily.runs.run import Execution, run
-from polyphily.runtime.network import build_network, complete
 
 SMALL: dict[str, Any] = {"rounds": 3, "epochs": 2, "hidden": 4, "participation": 0.4}
 
@@ -26,14 +26,8 @@ def federation(clients: int = 9, seed: int = 0) -> Federation:
     return load("csbm:nodes=24-30,features=5", clients=clients, seed=seed)
 
 
-def network_of(name: str) -> Any:
-    method, data = create(name), federation()
-    settings = complete(from_mapping({"hidden": 4}), method, data.kind, data.metric, dense=True)
-    return build_network(method, settings, 5, 2, 0)
-
-
 def is_refused(name: str) -> bool:
-    return bool(kept_for_all(create(name), network_of(name)))
+    return bool(kept_for_all(create(name), example_network(create(name))))
 
 
 def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -171,7 +171,7 @@ def _suite(
             records[part] = [suite.large(device, name) for name in names]
         else:
             get = {"get": _loader(partitions)} if part in ON_DATASETS else {}
-            measure = suite.many_clients if part == "clients" else getattr(suite, part)
+            measure: Any = suite.many_clients if part == "clients" else getattr(suite, part)
             found = measure(device, **get)
             records[part] = list(found) if part in TABLES else found
         out.mkdir(parents=True, exist_ok=True)
@@ -235,8 +235,9 @@ torch_geometric's own initial weights, so that accuracies after few rounds diffe
 **Many clients** (`--suite clients`). Clients of 50 to 100 nodes, of which 200 are drawn in a round,
 train FedAvg on GCN-64 with `--on-disk` ([distributed.md](distributed.md#many-clients)) and, where
 that is possible, in memory. Rounds of all sizes take turns in one process; *peak* is that of a
-process of its own, with torch loaded, which trains as many rounds. `clients-cpu.svg` in
-`docs/performance/` plots both.
+process of its own, with torch loaded, which trains as many rounds. The more clients there are, the
+more of those drawn take part for the first time, and their first states have to be computed.
+`clients-cpu.svg` in `docs/performance/` plots both.
 
 The records are in `docs/performance/`, one file for each kind of device. To measure again:
 

@@ -53,6 +53,16 @@ def kept_for_all(method: Method, network: Backbone) -> list[str]:
     return [n for n, t in small.items() if t.shape != large[n].shape]
 
 
+def reason_against_drawing(method: Method, network: Backbone) -> str | None:
+    """Return why a round cannot do without all clients; None if those drawn are enough."""
+    found = kept_for_all(method, network)
+    if not found:
+        return None
+    names = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in found[:3]))
+    more = ", …" if len(found) > 3 else ""
+    return f"the server of {method.name} keeps something for every client ({names}{more})"
+
+
 def check_drawn(method: Method, settings: Settings, federation: Federation) -> None:
     """Refuse what needs all clients at once.
 
@@ -63,12 +73,10 @@ def check_drawn(method: Method, settings: Settings, federation: Federation) -> N
     network = build_network(
         method, settings, first.num_features, len(federation.classes), federation.seed
     )
-    if found := kept_for_all(method, network):
-        names = ", ".join(name.rpartition("/")[2] for name in found[:3])
+    if reason := reason_against_drawing(method, network):
         raise UserError(
-            f"--on-disk: the server of {method.name} keeps something for every client ({names}"
-            f"{', …' if len(found) > 3 else ''}), so that its memory and time grow with all "
-            "clients: choose another method, or --no-on-disk and fewer clients"
+            f"--on-disk: {reason}, so that its memory and time grow with all clients: choose "
+            "another method, or --no-on-disk and fewer clients"
         )
     for flag, given, reason in (
         ("engine flower", settings.engine == "flower", "every site keeps its own state"),
@@ -128,7 +136,9 @@ class DrawnSimulation(Simulation):
         ]
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="polyphily-")
         place = folder or Path(self._temporary.name if self._temporary else "")
-        self.client_states = ClientStates(place, self.offsets[-1], self.memory)
+        self.client_states = ClientStates(
+            place, self.offsets[-1], self.memory, undoable=folder is not None
+        )
         self._memory: Message | None = None
         self.backend = OnDisk(self)
 

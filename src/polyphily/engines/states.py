@@ -36,10 +36,13 @@ class ClientStates:
         folder: with the files; they are created unless they exist.
         clients: how many there are.
         example: the state of any clients, stacked; its names, types and shapes are those of all.
+        undoable: whether to go back to a checkpoint will be possible.
     """
 
-    def __init__(self, folder: Path, clients: int, example: Message) -> None:
-        self.folder, self.clients = folder, clients
+    def __init__(
+        self, folder: Path, clients: int, example: Message, *, undoable: bool = True
+    ) -> None:
+        self.folder, self.clients, self.undoable = folder, clients, undoable
         self.record = np.dtype(
             [
                 (WRITTEN, np.uint8),
@@ -93,7 +96,8 @@ class ClientStates:
         """Replace the states of some clients."""
         if not clients:
             return
-        self._remember([k for k in clients if k not in self._changed])
+        if self.undoable:
+            self._remember([k for k in clients if k not in self._changed])
         records = np.zeros(len(clients), dtype=self.record)
         records[WRITTEN] = 1
         for name in self.names:
