@@ -563,6 +563,11 @@ def test_a_method_is_shown(name: str, cli: Cli) -> None:
         assert row["meaning"] in plain.out
     refusal = facts["secure_aggregation"]["why_not"]
     assert refusal is None or plain.out.count(refusal) == 1
+    for fact, reason in (("sampling", method().needs_whole_graph()), ("on_disk", None)):
+        found = facts[fact]["why_not"]
+        assert facts[fact]["possible"] is (found is None)
+        assert found is None or " ".join(found.split()) in " ".join(plain.out.split())
+        assert reason is None or found == reason
     assert bool(facts["uploaded"]) == (name != "local")
     assert plain.out.startswith(name)
 

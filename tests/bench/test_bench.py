@@ -10,10 +10,17 @@ import torch
 from typer.testing import CliRunner
 
 from polyphily import load
-from polyphily.bench import suite
+from polyphily.bench import many, suite
 from polyphily.bench.geometric import FedAvgLoop, Training
 from polyphily.bench.roofline import Machine, Work, count_work, measure
-from polyphily.bench.timing import PLAIN, WARM_UP, compare, make_simulation, time_rounds
+from polyphily.bench.timing import (
+    PLAIN,
+    WARM_UP,
+    compare,
+    make_simulation,
+    peak_resident,
+    time_rounds,
+)
 from polyphily.cli import app
 from polyphily.core.messages import model_part
 from polyphily.graphs.loading import Federation
@@ -120,3 +127,26 @@ def test_the_command_shows_and_writes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert done.exit_code == 0, done.output
     assert "| csbm:nodes=40, natural | 3 |" in page.read_text(encoding="utf-8")
     assert (tmp_path / "kept" / "cpu.json").exists()
+
+
+def test_a_round_is_timed_for_every_number_of_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "_peak", lambda *task: 1000 * task[0])
+    monkeypatch.setattr(many, "IN_MEMORY", 6)
+    found = list(many.many_clients("cpu", 1, (6, 9), drawn=3))
+    assert [(row["clients"], row["where"]) for row in found] == [
+        (6, many.DISK),
+        (6, many.MEMORY),
+        (9, many.DISK),
+    ]
+    assert all(row["median_ms"] > 0 for row in found)
+    table = many.clients_table(found)
+    assert "3 clients drawn" in table
+    assert [line.count("|") for line in table.splitlines()] == [6] * 4
+    many.plot(found, tmp_path / "clients.svg")
+    assert (tmp_path / "clients.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_the_peak_of_a_process_is_its_own() -> None:
+    assert peak_resident() > 10_000_000

@@ -33,6 +33,7 @@ BOUNDS: dict[str, tuple[list[float], list[float]]] = {
     "participation": ([1e-9, 0.5, 1.0], [0.0, -0.5, 1.01]),
     "failures": ([0.0, 0.5, 0.999], [-0.1, 1.0]),
     "evaluate_every": ([1, 50], [0, -1]),
+    "scored_clients": ([1, 500], [0, -1]),
     "patience": ([0, 20], [-1]),
     "threads": ([0, 1, 1024], [-1, 1025]),
     "batch": ([0, 1, 4096], [-1]),
@@ -121,7 +122,7 @@ def test_every_number_has_a_bound_and_every_word_a_choice() -> None:
     """A new setting cannot be added unchecked; those listed are checked where they are used."""
     elsewhere = {"epochs", "backbone", "device", "keep_optimizer", "dp", "secure_aggregation"}
     elsewhere |= {"memory", "sample", "positive", "threshold_rule", "loss", "edge_weights"}
-    elsewhere |= {"relations", "robust", "attack", "attackers"}
+    elsewhere |= {"relations", "robust", "attack", "attackers", "on_disk"}
     assert set(BOUNDS) | set(CHOICES) | elsewhere == names()
 
 
@@ -248,13 +249,14 @@ def test_what_the_user_says_wins(kind: str) -> None:
         weight_decay=0.125,
         keep_optimizer=False,
         metric="auc",
+        on_disk=True,
         rounds=3,
     )
     assert fill(asked, kind, "accuracy") == asked
 
 
 def test_recipes_are_for_backbones_that_exist_and_settings_that_are_open() -> None:
-    assert {f.name for f in dataclasses.fields(Recipe)} == OPEN - {"backbone", "metric"}
+    assert {f.name for f in dataclasses.fields(Recipe)} == OPEN - {"backbone", "metric", "on_disk"}
     for backbone in BACKBONES.values():
         for defaults in backbone.defaults.values():
             assert set(defaults) <= {f.name for f in dataclasses.fields(Recipe)}

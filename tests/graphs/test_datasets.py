@@ -29,7 +29,7 @@ import scipy.io
 import scipy.sparse as sp
 
 from polyphily.errors import UserError
-from polyphily.graphs.csbm import sample_federation
+from polyphily.graphs.csbm import population, sample_federation
 from polyphily.graphs.datasets import DATASETS, data_root, fetch, is_present, read
 from polyphily.graphs.datasets.fraud import following, nearest, standardise
 from polyphily.graphs.datasets.reading import parse_dataset, without_twins
@@ -140,7 +140,7 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_csbm_is_passed_on() -> None:
-    own = set(inspect.signature(sample_federation).parameters) - {"clients", "seed"}
+    own = set(inspect.signature(population).parameters) - {"clients", "seed"}
     assert set(DATASETS["csbm"].options) - {"component"} == own
     assert is_present("csbm")
     drawn = read("csbm:nodes=60-80,homophily=0.3,gap=0.2", seed=3, clients=4)

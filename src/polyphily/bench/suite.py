@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
-import resource
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -16,6 +14,7 @@ import torch
 
 from polyphily.bench.costs import costs, costs_table
 from polyphily.bench.loops import plain, plain_table
+from polyphily.bench.many import clients_table, many_clients
 from polyphily.bench.roofline import count_work, measure
 from polyphily.bench.timing import (
     PLAIN,
@@ -24,6 +23,7 @@ from polyphily.bench.timing import (
     accuracy,
     compare,
     make_simulation,
+    peak_resident,
     time_rounds,
 )
 from polyphily.engines.simulation import Simulation
@@ -45,7 +45,18 @@ METHODS = (
     ("s2fgl", "acm-gcn"),
     ("fedath", "gcn"),
 )
-__all__ = ["costs", "large", "machine", "methods", "plain", "precision", "scale", "seeds", "speed"]
+__all__ = [
+    "costs",
+    "large",
+    "machine",
+    "many_clients",
+    "methods",
+    "plain",
+    "precision",
+    "scale",
+    "seeds",
+    "speed",
+]
 
 
 def machine(device: str, known: Mapping[str, Any] | None = None) -> Record:
@@ -219,7 +230,7 @@ def large(
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
     reports = [simulation.advance() for _ in range(rounds)]
-    peak = torch.cuda.max_memory_allocated(device) if device != "cpu" else _peak_resident()
+    peak = torch.cuda.max_memory_allocated(device) if device != "cpu" else peak_resident()
     return {
         "method": method,
         "nodes": sum(graph.num_nodes for graph in federation.clients),
@@ -230,12 +241,6 @@ def large(
         "threads": torch.get_num_threads() if device == "cpu" else None,
         "accuracy": accuracy(simulation),
     }
-
-
-def _peak_resident() -> int:
-    """Return the peak resident size of this process in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def summary(records: Mapping[str, Any]) -> str:
@@ -255,6 +260,8 @@ def summary(records: Mapping[str, Any]) -> str:
         parts.append(costs_table(records["costs"]))
     if records.get("plain"):
         parts.append(plain_table(records["plain"]))
+    if records.get("clients"):
+        parts.append(clients_table(records["clients"]))
     lines = []
     if found := records.get("scale"):
         lines.append(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +110,20 @@ def _wait() -> None:
     """Wait for the GPU if there is one in use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
+
+
+def peak_resident() -> int:
+    """Return the peak resident size of this process in bytes.
+
+    On Linux, `ru_maxrss` of a new process may be that of the process which started it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"))
+        if found:
+            return int(found[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def compare(

@@ -16,9 +16,9 @@ from polyphily.errors import UserError
 if TYPE_CHECKING:
     from polyphily.graphs.loading import Federation
 
-TABLES = ("speed", "methods", "costs", "plain")  # each is a list of records
-ON_DATASETS = (*TABLES, "seeds", "precision")  # the parts that divide a dataset
-PARTS = ("speed", "methods", "costs", "plain", "scale", "seeds", "precision", "large")
+TABLES = ("speed", "methods", "costs", "plain", "clients")  # each is a list of records
+ON_DATASETS = ("speed", "methods", "costs", "plain", "seeds", "precision")  # divide a dataset
+PARTS = ("speed", "methods", "costs", "plain", "scale", "seeds", "precision", "large", "clients")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -171,10 +171,15 @@ def _suite(
             records[part] = [suite.large(device, name) for name in names]
         else:
             get = {"get": _loader(partitions)} if part in ON_DATASETS else {}
-            found = getattr(suite, part)(device, **get)
+            measure: Any = suite.many_clients if part == "clients" else getattr(suite, part)
+            found = measure(device, **get)
             records[part] = list(found) if part in TABLES else found
         out.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(records, indent=1) + "\n")
+    if records.get("clients"):
+        from polyphily.bench.many import plot
+
+        plot(records["clients"], out / f"clients-{kind}.svg")
     texts = [
         suite.summary(json.loads(path.read_text(encoding="utf-8")))
         for path in sorted(out.glob("*.json"))
@@ -226,6 +231,13 @@ generated ones by building new edge lists. Tests compare the loops with the engi
 weights agree to 1e-4 after two rounds, for FedSage+ in each stage. All networks have 64 hidden
 units and take 3 steps a round; the first rounds of FedSage+ take 5. Each loop starts from
 torch_geometric's own initial weights, so that accuracies after few rounds differ.
+
+**Many clients** (`--suite clients`). Clients of 50 to 100 nodes, of which 200 are drawn in a round,
+train FedAvg on GCN-64 with `--on-disk` ([distributed.md](distributed.md#many-clients)) and, where
+that is possible, in memory. Rounds of all sizes take turns in one process; *peak* is that of a
+process of its own, with torch loaded, which trains as many rounds. The more clients there are, the
+more of those drawn take part for the first time, and their first states have to be computed.
+`clients-cpu.svg` in `docs/performance/` plots both.
 
 The records are in `docs/performance/`, one file for each kind of device. To measure again:
 

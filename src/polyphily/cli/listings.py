@@ -62,13 +62,21 @@ def show_method(
     as_json: AsJson = False,
 ) -> None:
     """Show a method's citation, its hyperparameters, and every tensor sent by and to a site."""
-    from polyphily.core.declarations import backbone_of, describe, example_sizes
+    from polyphily.core.declarations import (
+        backbone_of,
+        describe,
+        example_network,
+        example_sizes,
+    )
     from polyphily.core.messages import Role
     from polyphily.core.method import METHODS
+    from polyphily.engines.drawn import reason_against_drawing
     from polyphily.privacy.differential import TREATMENTS
 
     cls = METHODS.find(name)
     method = cls()
+    whole = method.needs_whole_graph()
+    all_clients = reason_against_drawing(method, example_network(method))
     up, down = describe(method)
     up = [{**row, "dp": TREATMENTS[Role(row["role"])]} for row in up]
     refusal = method.reason_against_sums(example_sizes(method))
@@ -99,6 +107,8 @@ def show_method(
         "uploaded": up,
         "downloaded": down,
         "secure_aggregation": {"possible": refusal is None, "why_not": refusal},
+        "sampling": {"possible": whole is None, "why_not": whole},
+        "on_disk": {"possible": all_clients is None, "why_not": all_clients},
     }
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -136,6 +146,15 @@ def show_method(
             console.print("  nothing")
     answer = f"no: {refusal}" if refusal else "yes: the server needs only sums of uploads"
     console.print(f"\n[bold]Secure aggregation[/bold] {escape(answer)}")
+    answer = (
+        f"whole graphs only: {whole}. Clients train in turn if memory is short, and every client's "
+        "graph must fit by itself"
+        if whole
+        else "yes: steps can be on samples (--sample, --batch)"
+    )
+    console.print(f"[bold]Large graphs[/bold] {escape(answer)}")
+    answer = f"no: {all_clients}" if all_clients else "yes: a round's cost follows those drawn"
+    console.print(f"[bold]Clients on disk[/bold] {escape(answer)}")
 
 
 def _by_declaration(

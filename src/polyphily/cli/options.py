@@ -63,13 +63,14 @@ PANELS: dict[str, tuple[str, ...]] = {  # settings by heading of the help; other
     ),
     "Evaluation": (
         "evaluate_every",
+        "scored_clients",
         "patience",
         "selection",
         "metric",
         "positive",
         "threshold_rule",
     ),
-    "Machine": ("engine", "device", "dtype", "precision", "threads", "memory"),
+    "Machine": ("engine", "device", "dtype", "precision", "threads", "memory", "on_disk"),
     "Privacy": ("dp", "secure_aggregation"),
     "Robustness": ("robust", "attack", "attackers"),
 }

@@ -139,8 +139,10 @@ def load_all(request: options.Request) -> tuple[list[Federation], float]:
     from polyphily.graphs.prepared import load_seeds
 
     began = time.perf_counter()
-    private = from_mapping(request.settings).private
-    federations = load_seeds(request.data, request.seeds, private=private)
+    settings = from_mapping(request.settings)
+    federations = load_seeds(
+        request.data, request.seeds, private=settings.private, on_disk=settings.on_disk
+    )
     return federations, time.perf_counter() - began
 
 
@@ -163,19 +165,24 @@ def prepare(
     team = ranks.team()
     execution = Execution(created, federations, settings, folder, loading_seconds, team=team)
     config = execution.config()
-    ranks.at_leader(lambda: RunFolder(folder).create(config, federations))
+    ranks.at_leader(lambda: RunFolder(folder).create(config, execution.federations))
     ranks.set_run_folder(folder)
     return execution
 
 
 def read_run(folder: Path) -> tuple[options.Request, list[Federation]]:
     """Return the request of the run in a folder, and its federations with the saved partitions."""
-    from polyphily.graphs.loading import load
+    from polyphily.graphs.loading import kept_on_disk, load
     from polyphily.runs.folder import CONFIG, RunFolder
 
     request = options.gather(None, {}, [], folder / CONFIG)
     files = RunFolder(folder)
     federations = []
+    on_disk = request.settings.get("on_disk")
+    if kept_on_disk(request.data["dataset"], request.data.get("clients"), on_disk):
+        data = {k: v for k, v in request.data.items() if k != "partition"}
+        found = [load(**data, seed=seed, on_disk=on_disk) for seed in request.seeds]
+        return _with_trained_backbone(request), found
     for i, seed in enumerate(request.seeds):
         saved = files.partition_file(seed, first=i == 0)
         data = {k: v for k, v in request.data.items() if k not in ("partition", "split")}
@@ -210,6 +217,10 @@ def restore(folder: Path) -> Execution:
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: there are no models to measure")
     settings = from_mapping(request.settings | {"device": "cpu"})
+    if settings.on_disk:
+        raise UserError(
+            f"{folder} was run with --on-disk: its clients' states can be used by the run alone"
+        )
     method = create(str(request.method), request.hyperparameters)
     execution = Execution(method, federations, settings, None)
     execution.adopt(*checkpoint, folder)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from polyphily.core.messages import Declared, Dims, Sizes
 from polyphily.core.method import Method, sizes_of
-from polyphily.nn.backbones import Shape
+from polyphily.nn.backbones import Backbone, Shape
 
 USUAL_BACKBONE = "gcn"
 _EXAMPLE = Shape(features=29, classes=5, hidden=12, layers=2, heads=2, hops=10)
@@ -25,6 +25,11 @@ def backbone_of(method: Method, name: str | None = None) -> str:
 def example_sizes(method: Method, backbone: str | None = None) -> Sizes:
     """Return the sizes of a small federation, for questions that do not depend on them."""
     return _sizes(method, backbone_of(method, backbone), _EXAMPLE, _CLIENTS)
+
+
+def example_network(method: Method) -> Backbone:
+    """Return the network of a small federation, for the same questions."""
+    return method.build(backbone_of(method), _EXAMPLE, seed=0)
 
 
 def _sizes(method: Method, backbone: str, shape: Shape, clients: int) -> Sizes:

@@ -54,4 +54,10 @@ def fill(settings: Settings, kind: str, metric: str, *, dense: bool = False) -> 
         for name in Recipe.__dataclass_fields__
         if getattr(settings, name) is None
     }
-    return replace(settings, backbone=backbone, metric=settings.metric or metric, **opened)
+    return replace(
+        settings,
+        backbone=backbone,
+        metric=settings.metric or metric,
+        on_disk=bool(settings.on_disk),
+        **opened,
+    )

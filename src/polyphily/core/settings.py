@@ -69,6 +69,10 @@ class Settings:
         threads: of the CPU; 0 takes one for small graphs and all cores otherwise.
         memory: what training may take, as in "8GB"; clients that do not fit together train in
             turn, with the same results. "auto" is half of what is free.
+        on_disk: whether what clients keep from round to round is in files, so that memory holds
+            only the clients that are drawn in a round. Graphs of csbm are in files, too. Unless
+            given, if csbm draws 20,000 clients or more.
+        scored_clients: how many clients are scored with on_disk, a fixed sample of all.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         patience: evaluations without a better validation score before stopping; 0 never stops.
         selection: whose validation score picks the best round: "federation", "client" (each its
@@ -122,6 +126,8 @@ class Settings:
     batch: int = 0
     threads: int = 0
     memory: str = AUTO
+    on_disk: bool | None = None
+    scored_clients: int = 500
     evaluate_every: int = 1
     patience: int = 0
     selection: str = "method"
@@ -253,6 +259,7 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
     "participation": (1e-9, 1, "above 0 and at most 1"),
     "failures": _SHARE,
     "evaluate_every": (1, _ANY, "at least 1"),
+    "scored_clients": (1, _ANY, "at least 1"),
     "patience": (0, _ANY, "at least 0"),
     "threads": (0, 1024, "0 to 1024"),
     "batch": (0, _ANY, "at least 0"),

@@ -89,7 +89,7 @@ class Direct:
                     simulation.round,
                 )
             )
-        return Answers.of(results[0] if len(results) == 1 else _stack(results))
+        return Answers.of(joined(results))
 
     def aggregate(self, arrived: Arrived, *, complete: bool) -> list[State]:
         """Return the servers' new states; a server that nothing arrived at keeps its own.
@@ -127,12 +127,16 @@ class Direct:
         simulation.moves += overwrite(simulation.memory, memory, in_place=simulation.in_place)
 
 
-def _stack(results: Sequence[Trained]) -> Trained:
-    def joined(messages: Sequence[Message]) -> Message:
+def joined(results: Sequence[Trained]) -> Trained:
+    """Return what several groups of clients have trained, as one."""
+    if len(results) == 1:
+        return results[0]
+
+    def stacked(messages: Sequence[Message]) -> Message:
         return {n: torch.cat([message[n] for message in messages]) for n in messages[0]}
 
     return Trained(
-        joined([result.uploads for result in results]),
-        joined([result.memory for result in results]),
+        stacked([result.uploads for result in results]),
+        stacked([result.memory for result in results]),
         torch.cat([result.losses for result in results]),
     )

@@ -68,7 +68,9 @@ class Simulation:
         servers: a server per federation.
         memory: what the clients of this process keep, stacked.
         round: how many rounds are complete.
-        starts: where each federation's clients begin, among the clients of all.
+        starts: where each federation's clients begin, among the clients that are scored.
+        offsets: the same among all clients that can be drawn. Unless clients are on disk
+            (`engines/drawn.py`), both are equal.
         stopped: clients that take no part any more (early stopping), over all federations.
         even: whether all clients of a federation have taken equally many steps.
         moves: how often states or memory have moved to other tensors; on a GPU they stay where
@@ -108,7 +110,8 @@ class Simulation:
             len(first.classes),
             federations=[s for s, _, _ in here],
         )
-        self.starts = [0, *np.cumsum([len(f.clients) for f in federations]).tolist()]
+        self.offsets: list[int] = [0, *np.cumsum([len(f.clients) for f in federations]).tolist()]
+        self.starts = self.offsets
         width, classes = first.clients[0].num_features, len(first.classes)
         networks = [
             build_network(method, self.settings, width, classes, f.seed).to(self.device)
@@ -127,13 +130,13 @@ class Simulation:
             Server(method, network, self.settings, len(f.clients), f.seed)
             for network, f in zip(networks, federations, strict=True)
         ]
-        self.memory = self.clients.initial_memory(_stacked_parameters(networks, members))
+        self.memory = self.clients.initial_memory(self.initial_parameters(members))
         self.groups = Groups(self.clients, self.settings, self.placement.sharing(self.device))
         self.round, self.moves, self.even = 0, 0, True
         self.stopped: set[int] = set()
-        self.upload_counts = np.zeros(self.starts[-1], dtype=np.int64)  # by each client so far
+        self.upload_counts = np.zeros(self.offsets[-1], dtype=np.int64)  # by each client so far
         self._checked: Message | None = None  # uploads that agree with their declaration
-        self.backend = Recorded(self) if self.device.type == "cuda" else Direct(self)
+        self.backend: Direct = Recorded(self) if self.device.type == "cuda" else Direct(self)
 
     @property
     def network(self) -> Backbone:
@@ -162,7 +165,7 @@ class Simulation:
         plans = [server.plan(self.round, self._stopped(s)) for s, server in enumerate(self.servers)]
         active = [
             start + k
-            for start, plan in zip(self.starts, plans, strict=False)
+            for start, plan in zip(self.offsets, plans, strict=False)
             for k in plan.answering
         ]
         here, asked = self.placement.here(active), self._asked_here(plans)
@@ -173,13 +176,13 @@ class Simulation:
         states, bytes_up = self._aggregate(plans, active, fine, answers.trained, complete)
         own = self.placement.own_entries(fine, active)
         self.backend.store(here, answers.trained.memory, states, own, complete=complete)
-        self.even &= len(active) == self.starts[-1] and all(fine)
+        self.even &= len(active) == self.offsets[-1] and all(fine)
         report = self._report(plans, active, fine, losses, bytes_up, began)
         self.round += 1
         return report
 
     def _stopped(self, s: int) -> set[int]:
-        first, end = self.starts[s], self.starts[s + 1]
+        first, end = self.offsets[s], self.offsets[s + 1]
         return {k - first for k in self.stopped if first <= k < end}
 
     def _asked_here(self, plans: Sequence[RoundPlan]) -> list[list[int]]:
@@ -188,8 +191,17 @@ class Simulation:
             return [plan.answering for plan in plans]
         return [
             [k for k in plan.answering if self.placement.here([start + k])]
-            for start, plan in zip(self.starts, plans, strict=False)
+            for start, plan in zip(self.offsets, plans, strict=False)
         ]
+
+    def stop(self, scored: Sequence[int]) -> None:
+        """Let clients take no part any more, given by position among those that are scored."""
+        self.stopped |= set(scored)
+
+    @property
+    def ended(self) -> bool:
+        """True if every client has stopped."""
+        return len(self.stopped) == self.offsets[-1]
 
     def download(self, clients: Sequence[Sequence[int]]) -> Message:
         """Return what the servers send to these clients of each federation, stacked.
@@ -295,7 +307,7 @@ class Simulation:
             ],
             bytes_up=bytes_up,
             bytes_down=[down * len(plan.asked) for plan in plans],
-            uploads=[int(self.upload_counts[a:b].max()) for a, b in pairwise(self.starts)],
+            uploads=[int(self.upload_counts[a:b].max()) for a, b in pairwise(self.offsets)],
         )
 
     # Views -----------------------------------------------------------------------------------
@@ -335,6 +347,19 @@ class Simulation:
         clients = range(self.starts[federation], self.starts[federation + 1])
         return self.placement.collect(model_part(self.memory), self.device, clients)
 
+    def initial_parameters(self, members: Sequence[Sequence[int]]) -> Message:
+        """Return the initial parameters of some clients of each federation, stacked."""
+        initial = [{n: p.detach() for n, p in s.network.named_parameters()} for s in self.servers]
+        return {
+            name: torch.cat(
+                [
+                    own[name].expand(len(clients), *own[name].shape[1:])
+                    for own, clients in zip(initial, members, strict=True)
+                ]
+            )
+            for name in initial[0]
+        }
+
     # What a checkpoint holds -----------------------------------------------------------------
 
     def tensors(self) -> Message:
@@ -357,9 +382,15 @@ class Simulation:
             else {}
         )
 
+    def commit(self) -> None:
+        """Note that a checkpoint is complete."""
+
+    def start_again(self) -> None:
+        """Go back to the beginning, before any round."""
+
     def restore(self, tensors: Message, round_index: int, stopped: Sequence[int]) -> None:
         """Go back to a checkpoint (`tensors`)."""
-        memory = self.placement.own_rows({n: tensors[MEMORY + n] for n in self.memory})
+        memory = self.placement.own_rows(with_prefix(tensors, MEMORY))
         states = [with_prefix(tensors, f"{STATE}{s}/") for s in range(len(self.servers))]
         if UPLOADS in tensors:
             self.upload_counts = tensors[UPLOADS].cpu().numpy().copy()
@@ -376,20 +407,6 @@ class Simulation:
         counts = self.memory.get(STEPS)
         blocks = [] if counts is None else [set(counts[b].tolist()) for b in self.cohort.blocks]
         self.even = all(len(block) == 1 for block in blocks)
-
-
-def _stacked_parameters(networks: Sequence[Backbone], members: Sequence[Sequence[int]]) -> Message:
-    """Return the initial parameters of every client: those of its federation."""
-    initial = [{n: p.detach() for n, p in net.named_parameters()} for net in networks]
-    return {
-        name: torch.cat(
-            [
-                own[name].expand(len(clients), *own[name].shape[1:])
-                for own, clients in zip(initial, members, strict=True)
-            ]
-        )
-        for name in initial[0]
-    }
 
 
 def _rows_of(message: Message, rows: list[int], clients: list[int]) -> Uploads | None:

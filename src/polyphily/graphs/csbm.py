@@ -21,6 +21,9 @@ at 1000, 67 % at 5000): features are informative, and the graph can still help o
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -139,7 +142,82 @@ def unrank_pairs(index: IntArray) -> IntArray:
     return np.stack([index - high * (high - 1) // 2, high])
 
 
-def sample_federation(
+@dataclass(frozen=True)
+class Population:
+    """The clients of a synthetic federation; the graph of each is drawn when it is asked for.
+
+    Attributes:
+        clients: how many there are.
+        seed: of all randomness.
+        nodes: the fewest and the most nodes of a client.
+        features: F.
+        mu: strength of the features.
+        degree: the average degree.
+        homophily: the lower and the upper end of the interval of homophily.
+        spread: how clients are placed in it, one of `SPREADS`.
+        positives: the share of nodes of the second class.
+    """
+
+    clients: int
+    seed: int
+    nodes: tuple[int, int]
+    features: int
+    mu: float
+    degree: float
+    homophily: tuple[float, float]
+    spread: str
+    positives: float
+
+    @cached_property
+    def direction(self) -> Vector:
+        """c, which all clients share."""
+        return draw_direction(self.features, generator(self.seed, "csbm direction"))
+
+    @property
+    def note(self) -> str:
+        """The remark for the user on how the graphs were drawn."""
+        low, high = self.homophily
+        text = f"synthetic: homophily {low:g} to {high:g} ({self.spread}), "
+        text += f"average degree {self.degree:g}"
+        return text if self.positives == 0.5 else f"{text}, {100 * self.positives:g} % positive"
+
+    def graph(self, client: int) -> Graph:
+        """Draw the graph of a client; it depends on no other client."""
+        low, high = self.homophily
+        rng = generator(self.seed, f"csbm client {client}")
+        count = int(rng.integers(self.nodes[0], self.nodes[1] + 1))
+        if self.spread == "uniform":
+            drawn = float(rng.uniform(low, high))
+        else:
+            drawn = float(self._spaced[client])
+        return sample(
+            count,
+            self.features,
+            self.mu,
+            self.degree,
+            drawn,
+            rng,
+            self.direction,
+            f"client-{client:0{len(str(self.clients - 1))}}",
+            self.positives,
+        )
+
+    @cached_property
+    def _spaced(self) -> Vector:
+        low, high = self.homophily
+        if self.clients == 1:
+            return np.array([(low + high) / 2])
+        return np.linspace(low, high, self.clients)
+
+
+def sample_federation(**options: Any) -> Collection:
+    """Draw a natural federation of graphs that differ in homophily (`population`)."""
+    found = population(**options)
+    graphs = tuple(found.graph(client) for client in range(found.clients))
+    return Collection("csbm", graphs, CLASSES, natural=True, notes=(found.note,))
+
+
+def population(
     *,
     clients: int | str | None = None,
     seed: int = 0,
@@ -151,8 +229,8 @@ def sample_federation(
     gap: float | str = 0.8,
     spread: str = "uniform",
     positives: float | str = 0.5,
-) -> Collection:
-    """Draw a natural federation of graphs that differ in homophily.
+) -> Population:
+    """Return the clients of a federation of graphs that differ in homophily.
 
     Numbers may be given as text. The graph of client k depends on k and the seed; only with
     `spread="even"` does it depend on the number of clients.
@@ -170,29 +248,22 @@ def sample_federation(
             evenly from its lower end (client 0) to its upper end.
         positives: the share of nodes of the second class.
     """
-    clients = whole("clients", 10 if clients is None else clients, low=1)
-    fewest, most = _node_range(nodes)
-    features = whole("features", features, low=1)
-    mu, degree = real("mu", mu, low=0), real("degree", degree, low=0)
-    low, high = _homophily_range(homophily, gap)
     share = real("positives", positives, 0, 1)
     if not 0 < share < 1:
         raise UserError(f"option 'positives' must be between 0 and 1, got {positives}")
     if spread not in SPREADS:
         raise unknown("spread", spread, SPREADS)
-    direction = draw_direction(features, generator(seed, "csbm direction"))
-    spaced = np.linspace(low, high, clients) if clients > 1 else np.array([(low + high) / 2])
-    graphs = []
-    for client in range(clients):
-        rng = generator(seed, f"csbm client {client}")
-        count = int(rng.integers(fewest, most + 1))
-        drawn = float(rng.uniform(low, high)) if spread == "uniform" else float(spaced[client])
-        name = f"client-{client:0{len(str(clients - 1))}}"
-        graphs.append(sample(count, features, mu, degree, drawn, rng, direction, name, share))
-    note = f"synthetic: homophily {low:g} to {high:g} ({spread}), average degree {degree:g}"
-    if share != 0.5:
-        note += f", {100 * share:g} % positive"
-    return Collection("csbm", tuple(graphs), CLASSES, natural=True, notes=(note,))
+    return Population(
+        clients=whole("clients", 10 if clients is None else clients, low=1),
+        seed=seed,
+        nodes=_node_range(nodes),
+        features=whole("features", features, low=1),
+        mu=real("mu", mu, low=0),
+        degree=real("degree", degree, low=0),
+        homophily=_homophily_range(homophily, gap),
+        spread=spread,
+        positives=share,
+    )
 
 
 def _node_range(nodes: int | str) -> tuple[int, int]:

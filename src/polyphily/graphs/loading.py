@@ -27,6 +27,7 @@ from polyphily.graphs.graph import (
     Masks,
     relations_of,
 )
+from polyphily.graphs.mapped import MappedGraphs, client_name, graphs_folder, write_graphs
 from polyphily.graphs.partitions import NATURAL, PARTITIONS, Partition, partition
 from polyphily.graphs.rules import ArrayRule, padded
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 SAVED = "partition.npz"  # the file of a run folder that stores the partition
 FROM_FILE = "as in the partition file"
 IN_MEMORY = "graphs"  # the dataset's name of graphs that were not read from a file
+MANY = 20_000  # clients from which on graphs that are drawn at random are kept in files
+FEW = 1000  # of their graphs show how often classes occur
 USUAL_CLIENTS = 10  # of a graph that is no dataset of the registry
 
 
@@ -46,9 +49,10 @@ class Federation:
     Attributes:
         dataset: the name or path of the data.
         kind: "homophilic", "heterophilic", "synthetic", "fraud" or "files".
-        clients: each client's graph, with its masks.
+        clients: each client's graph, with its masks; `MappedGraphs` if they are on disk.
         classes: names of the labels.
-        partition: the nodes of each client and the masks, as saved in a run folder.
+        partition: the nodes of each client and the masks, as saved in a run folder. If the graphs
+            are on disk, of the first client alone (`some`).
         split: how the masks were drawn, as text.
         seed: the seed of partition and split, and of the run's initial parameters.
         metric: the metric that selects a model on validation.
@@ -60,7 +64,7 @@ class Federation:
 
     dataset: str
     kind: str
-    clients: tuple[Graph, ...]
+    clients: Sequence[Graph]
     classes: tuple[str, ...]
     partition: Partition
     split: str
@@ -73,6 +77,28 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    @property
+    def on_disk(self) -> bool:
+        """True if graphs are read from files as they are needed."""
+        return isinstance(self.clients, MappedGraphs)
+
+    def some(self, clients: Sequence[int]) -> Federation:
+        """Return the federation of some of these clients, with their graphs in memory."""
+        graphs, layout = self.clients, self.partition
+        if isinstance(graphs, MappedGraphs):
+            own = graphs.partition(clients)
+            encodings = self.encodings[:1] * len(clients)
+        else:
+            masks = [layout.masks_of(k) for k in clients]
+            own = Partition.of(
+                layout.name,
+                [layout.nodes_of(k) for k in clients],
+                [found for found in masks if found is not None] or None,
+            )
+            encodings = tuple(self.encodings[k] for k in clients if self.encodings)
+        chosen = tuple(graphs[k] for k in clients)
+        return replace(self, clients=chosen, partition=own, encodings=encodings)
 
     @property
     def exchanged(self) -> bool:
@@ -99,7 +125,10 @@ class Federation:
         return [conversion.to_pyg(graph, self.classes, sparse=sparse) for graph in self.clients]
 
     def __repr__(self) -> str:
-        nodes = sum(graph.num_nodes for graph in self.clients)
+        if isinstance(self.clients, MappedGraphs):
+            nodes = self.clients.num_nodes
+        else:
+            nodes = sum(graph.num_nodes for graph in self.clients)
         clients = "1 client" if len(self) == 1 else f"{len(self)} clients"
         return (
             f"Federation({self.dataset}, {clients} by {self.partition.name}, "
@@ -118,6 +147,7 @@ def load(
     encoding: str | None = None,
     noise: str | None = None,
     root: Path | None = None,
+    on_disk: bool | None = None,
 ) -> Federation:
     """Load a federation by name, from files, or from graphs in memory.
 
@@ -147,12 +177,19 @@ def load(
             given.
         noise: noise on the clients' graphs, such as "edges=0.1,features=0.1,labels=0.1".
         root: the folder of the datasets; `$POLYPHILY_DATA` or a cache folder unless given.
+        on_disk: whether graphs that are drawn at random (csbm) are written to files, one at a time,
+            and read from there as they are needed. Unless given, from `MANY` clients on.
 
     Raises:
         UserError: for unknown names, unreadable files and requests that cannot be met.
     """
     if normalize not in (None, *NORMALIZATIONS):
         raise unknown("normalization", str(normalize), NORMALIZATIONS)
+    if kept_on_disk(dataset, clients, on_disk):
+        assert isinstance(dataset, str)
+        return _load_on_disk(
+            dataset, partition, clients, seed, split, normalize, noise, root or datasets.data_root()
+        )
     collection, kind, metric, usual = _collect(dataset, seed, clients, root)
     graphs = collection.graphs
     several = len(graphs) > 1
@@ -209,6 +246,78 @@ def load(
             **({"noise": str(disturbance)} if disturbance else {}),
         },
         encodings=encodings,
+    )
+
+
+def kept_on_disk(dataset: Any, clients: int | None, on_disk: bool | None = None) -> bool:
+    """Return whether `load` keeps the graphs of a dataset in files."""
+    if not isinstance(dataset, str) or _is_path(dataset):
+        return False
+    drawn = datasets.DATASETS.key(dataset.partition(":")[0]) == "csbm"
+    return drawn and ((clients or 0) >= MANY if on_disk is None else on_disk)
+
+
+def _load_on_disk(
+    dataset: str,
+    partition: str | Path | None,
+    clients: int | None,
+    seed: int,
+    split: str | None,
+    normalize: str | None,
+    noise: str | None,
+    root: Path,
+) -> Federation:
+    """Draw the graphs of a synthetic federation into files, or find them there."""
+    from polyphily.graphs.csbm import CLASSES, population
+
+    for flag, value, known in (
+        ("partition", partition, (None, NATURAL)),
+        ("normalize", normalize, (None, "none", "row")),
+        ("noise", noise, (None,)),
+    ):
+        if value not in known:
+            raise UserError(
+                f"--{flag} {value} needs the graphs of all clients in memory, and these are on "
+                "disk: leave it out, or add --no-on-disk"
+            )
+    info, options = datasets.parse_dataset(dataset)
+    if kept := set(options) & set(datasets.SUBGRAPHS):
+        raise UserError(f"{kept.pop()} is no option of graphs on disk: leave it out")
+    chosen = splits.parse_split(split or "0.6,0.2,0.2")
+    drawn = population(clients=clients, seed=seed, **options)
+    encoding = Encoding.at_home(drawn.features, normalize or "none")
+
+    def finished(client: int) -> Graph:
+        graph = drawn.graph(client)
+        graph = graph.with_masks(splits.draw_one(chosen, graph, seed, client))
+        _check_masks(graph)
+        return encoding.encode(graph)
+
+    request: dict[str, str | int] = {
+        "dataset": info.name + ":" * bool(options) + ",".join(f"{k}={options[k]}" for k in options),
+        "partition": NATURAL,
+        "clients": drawn.clients,
+        "split": str(chosen),
+        "normalize": normalize or "none",
+    }
+    folder = graphs_folder(root, {**request, "seed": seed})
+    if not folder.exists():
+        write_graphs(folder, map(finished, range(drawn.clients)))
+    graphs = MappedGraphs(folder)
+    metric, reason = imbalance.usual_metric(graphs[:FEW], CLASSES)
+    return Federation(
+        dataset=str(request["dataset"]),
+        kind=info.kind,
+        clients=graphs,
+        classes=CLASSES,
+        partition=graphs.partition([0]),
+        split=str(chosen),
+        seed=seed,
+        metric=metric,
+        metric_reason=reason,
+        notes=(drawn.note, f"graphs are read from {folder} as they are needed"),
+        request=request,
+        encodings=(encoding,),
     )
 
 
@@ -304,17 +413,13 @@ def _in_memory(given: conversion.Converted) -> Collection:
     count = 1 + max(int(graph.labels.max(initial=0)) for graph in graphs)
     classes = given.classes or tuple(map(str, range(count)))
     if len({graph.name for graph in graphs}) < len(graphs):
-        graphs = tuple(replace(g, name=_client_name(k, len(graphs))) for k, g in enumerate(graphs))
+        graphs = tuple(replace(g, name=client_name(k, len(graphs))) for k, g in enumerate(graphs))
     return Collection(IN_MEMORY, graphs, classes, natural=True, notes=given.notes)
 
 
 def _finds_clients(name: str) -> bool:
     """Return whether a partition finds the number of clients itself."""
     return name in PARTITIONS and PARTITIONS[name].finds_clients
-
-
-def _client_name(client: int, clients: int) -> str:
-    return f"client-{client:0{len(str(clients - 1))}d}"
 
 
 def _with_own_masks(graph: Graph) -> Graph:
@@ -487,7 +592,7 @@ def _divide(
     split = wanted or usual
     masks = _saved_masks(saved) if saved is not None and wanted is None else None
     graph = graph.with_ids()
-    members = [graph.subgraph(part, _client_name(k, len(parts))) for k, part in enumerate(parts)]
+    members = [graph.subgraph(part, client_name(k, len(parts))) for k, part in enumerate(parts)]
     text = FROM_FILE
     if masks is None:
         text = str(split)

@@ -56,6 +56,7 @@ def load_seeds(
     folder: Path | None = None,
     *,
     private: bool = False,
+    on_disk: bool | None = None,
 ) -> list[Federation]:
     """Load a federation for every seed, all with the normalisation of the first.
 
@@ -65,8 +66,9 @@ def load_seeds(
         folder: of partition files, as for `load_prepared`.
         private: whether clients exchange no statistics of their columns unless `data` says so: true
             under differential privacy and secure aggregation.
+        on_disk: as for `load`.
     """
-    request = {**({"encoding": "home"} if private else {}), **data}
+    request = {**({"encoding": "home"} if private else {}), **data, "on_disk": on_disk}
     found: list[Federation] = []
     for seed in seeds:
         found.append(load_prepared(folder, **request, seed=seed))

@@ -95,15 +95,17 @@ def _parse_ratios(text: str) -> Split:
 
 def draw(split: Split, graphs: Sequence[Graph], seed: int) -> list[Masks]:
     """Draw every client's masks. Those of client k depend only on its graph, k and the seed."""
-    if split.kind == "global":
+    return [draw_one(split, graph, seed, client) for client, graph in enumerate(graphs)]
+
+
+def draw_one(split: Split, graph: Graph, seed: int, client: int) -> Masks:
+    """Draw the masks of one client."""
+    if split.kind not in _DRAWS:
         raise UserError(
             f"split '{split}' is drawn over one whole graph, but every client has a graph of its "
             "own. Use ':client' or ':stratified' in place of ':global'."
         )
-    return [
-        ensure_train(_DRAWS[split.kind](split, graph, seed, client), graph, seed, client)
-        for client, graph in enumerate(graphs)
-    ]
+    return ensure_train(_DRAWS[split.kind](split, graph, seed, client), graph, seed, client)
 
 
 def draw_global(split: Split, graph: Graph, seed: int) -> Masks:

@@ -8,6 +8,7 @@ start.json        what is known of the run before its first round, for `polyphil
 lock              locked while a process works on the run
 models/           weights of the last round, and of the best validation round (…-best)
 checkpoint/       where a killed run goes on
+clients/          with --on-disk: the states of clients, as of the checkpoint and since
 tuning.jsonl      with --tune: the request, then one object per trial
 """
 
@@ -37,6 +38,7 @@ from polyphily.runs.lock import held, is_held
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 TUNING = "tuning.jsonl"
+CLIENTS = "clients"
 CURVES = "curves.json"
 START = "start.json"
 LOCK = "lock"

@@ -25,6 +25,7 @@ from polyphily.core.metrics import SPLITS, Evaluator, check_metric, describe, po
 from polyphily.core.sampling import check_sampling
 from polyphily.core.settings import Settings
 from polyphily.engines.attacks import hostile_clients
+from polyphily.engines.drawn import DrawnSimulation, check_drawn, scored_clients
 from polyphily.engines.placement import ManyProcesses
 from polyphily.engines.replay import Replay
 from polyphily.engines.simulation import UPLOADS, RoundReport, Simulation
@@ -34,7 +35,7 @@ from polyphily.graphs.graph import Graph, relations_of
 from polyphily.graphs.loading import Federation, same_width
 from polyphily.privacy.differential import account, check_privacy, spent
 from polyphily.runs.assessment import Assessment, Scored, by_client, class_warnings
-from polyphily.runs.folder import CONFIG, RunFolder
+from polyphily.runs.folder import CLIENTS, CONFIG, RunFolder
 from polyphily.runs.models import (
     BEST,
     GLOBAL,
@@ -108,7 +109,7 @@ class Result(WithModels):
         if isinstance(source, int | np.integer):
             if not -len(names) <= source < len(names):
                 raise UserError(f"no client {source}: there are {len(names)}, from 0")
-            return clients[source]
+            return clients[int(source)]
         if isinstance(source, str):
             if source in names:
                 return clients[names.index(source)]
@@ -160,7 +161,7 @@ def run(
         )
     execution = Execution(method, federations, settings, Path(out) if out else None)
     if execution.folder:
-        execution.folder.create(execution.config(), federations)
+        execution.folder.create(execution.config(), execution.federations)
     return execution.go(progress or _ignore)  # so that `history` has the scores
 
 
@@ -205,6 +206,12 @@ class Execution:
     ) -> None:
         began = time.perf_counter()
         federations = same_width(federations)
+        if settings.on_disk is None:
+            settings = dataclasses.replace(settings, on_disk=federations[0].on_disk)
+        self.population = list(federations)
+        self._members = [scored_clients(f, settings) for f in federations]
+        if settings.on_disk:
+            federations = [f.some(k) for f, k in zip(federations, self._members, strict=True)]
         first = federations[0]
         _check_together(federations, repeated=rates is not None)
         settings = complete(
@@ -222,10 +229,14 @@ class Execution:
         check_metric(settings.metric or "accuracy", len(first.classes), first.dataset)
         positive_index(first.classes, settings.positive)
         check_device(settings.device)
-        check_privacy(method, settings, min(len(f) for f in federations))
+        check_privacy(method, settings, min(len(f) for f in self.population))
         _check_encodings(federations, settings)
-        check_robust(method, settings, min(_fewest_answers(f, settings) for f in federations))
+        check_robust(method, settings, min(_fewest_answers(f, settings) for f in self.population))
         check_sampling(method, settings)
+        if settings.on_disk:
+            check_drawn(method, settings, first)
+            if team is not None:
+                raise UserError("--on-disk keeps all clients in one process: run without torchrun")
         if team is not None and settings.engine == "flower":
             raise UserError("engine 'flower' starts processes of its own: run it without torchrun")
         self.method, self.federations, self.settings = method, list(federations), settings
@@ -244,6 +255,15 @@ class Execution:
         """The clients and servers of this process."""
         team, federations = self.team, self.federations
         try:
+            if self.settings.on_disk:
+                return DrawnSimulation(
+                    self.method,
+                    self.population,
+                    self.settings,
+                    self._rates,
+                    members=self._members,
+                    folder=self.out and self.out / CLIENTS,
+                )
             return Simulation(
                 self.method,
                 federations,
@@ -326,7 +346,7 @@ class Execution:
         self.watched = progress is not None
         try:
             while simulation.round < settings.rounds:
-                if len(simulation.stopped) == simulation.starts[-1]:
+                if simulation.ended:
                     break
                 record = self._one_round()
                 self.reports.append(record)
@@ -355,6 +375,7 @@ class Execution:
         }
         if self.folder:
             self.folder.save_checkpoint(tensors, progress)
+        self.simulation.commit()
 
     def tensors(self) -> Message:
         """Return what a checkpoint holds."""
@@ -376,6 +397,7 @@ class Execution:
         if found is None:
             if self.folder:
                 self.folder.truncate(0)
+            self.simulation.start_again()
             return 0
         tensors, progress = found
         self.adopt(tensors, progress, self.out)
@@ -428,7 +450,7 @@ class Execution:
                 units, clients = self.tracker.places(better)
                 best = simulation.placement.collect(models, simulation.device, clients)
                 self.tracker.put_models(best, units)
-        simulation.stopped |= set(self.tracker.stalled(self.settings.patience))
+        simulation.stop(self.tracker.stalled(self.settings.patience))
 
     def _scored(self) -> tuple[torch.Tensor, Message]:
         """Return the scores of both views per client, and the models of the method's view."""
@@ -646,7 +668,7 @@ class Execution:
             "dataset": first.dataset,
             "partition": {
                 "name": first.partition.name,
-                "clients": len(first),
+                "clients": len(self.population[0]),
                 "sha256": hashes[0],
                 **({"sha256_per_seed": hashes} if len(hashes) > 1 else {}),
             },
@@ -671,6 +693,7 @@ class Execution:
                 **({"ranks": self.team.size} if self.team else {}),
                 **(self.folder.tuning_facts() if self.folder else {}),
                 **self._hostile(),
+                **({"scored_clients": len(self.federations[0])} if self.settings.on_disk else {}),
             },
             remarks=self.remarks(),
             baselines=self.baselines(),
@@ -697,7 +720,7 @@ class Execution:
         if self.settings.secure_aggregation:
             from polyphily.privacy.secure_aggregation import promise
 
-            found |= promise(max(len(f) for f in self.federations))
+            found |= promise(max(len(f) for f in self.population))
         return found
 
 

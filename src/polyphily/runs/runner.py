@@ -17,7 +17,7 @@ import torch
 from polyphily.core.cohort import Cohort
 from polyphily.core.method import create
 from polyphily.core.settings import from_mapping
-from polyphily.graphs.loading import Federation
+from polyphily.graphs.loading import Federation, kept_on_disk
 from polyphily.graphs.prepared import load_seeds
 from polyphily.runs.folder import CONFIG, SUMMARY, RunFolder, write_text
 from polyphily.runs.orders import RATES, Order
@@ -129,7 +129,9 @@ def groups(jobs: Mapping[Path, Order]) -> list[dict[Path, Order]]:
     found: dict[str, dict[Path, Order]] = {}
     for folder, job in jobs.items():
         settings = from_mapping(job.settings)
+        on_disk = settings.on_disk or kept_on_disk(job.data["dataset"], job.data.get("clients"))
         alone = settings.engine != "stacked" or settings.secure_aggregation or job.tune is not None
+        alone = alone or on_disk
         if alone or is_finished(job, folder):
             continue
         done = RunFolder(folder).rounds_saved() if _is_for(folder, job) else 0
@@ -195,15 +197,16 @@ def _execution(
 
 def federations_of(job: Order) -> list[Federation]:
     """Load the data of a job, a federation for each seed."""
-    private = from_mapping(job.settings).private
-    return _federations(json.dumps(job.data), job.seeds, job.partitions, private)
+    settings = from_mapping(job.settings)
+    data = json.dumps(job.data)
+    return _federations(data, job.seeds, job.partitions, settings.private, settings.on_disk)
 
 
 @lru_cache(maxsize=1)  # consecutive jobs often share their data
 def _federations(
-    data: str, seeds: tuple[int, ...], partitions: Path | None, private: bool
+    data: str, seeds: tuple[int, ...], partitions: Path | None, private: bool, on_disk: bool | None
 ) -> list[Federation]:
-    return load_seeds(json.loads(data), seeds, partitions, private=private)
+    return load_seeds(json.loads(data), seeds, partitions, private=private, on_disk=on_disk)
 
 
 def _is_for(folder: Path, job: Order, *, started: bool = True) -> bool:

@@ -500,4 +500,4 @@ def _advance(execution: Execution, seeds: int, progress: Progress | None) -> dic
                 pair = error.federation // seeds
                 failures[pair] = str(error)
                 first, end = pair * seeds, (pair + 1) * seeds
-                simulation.stopped |= set(range(simulation.starts[first], simulation.starts[end]))
+                simulation.stop(range(simulation.starts[first], simulation.starts[end]))

@@ -4,15 +4,17 @@ Importing this package imports neither numpy nor torch, so that listing the name
 """
 
 from polyphily.graphs.datasets.info import DatasetInfo, Request
-from polyphily.graphs.datasets.reading import data_root, is_present, read
+from polyphily.graphs.datasets.reading import SUBGRAPHS, data_root, is_present, parse_dataset, read
 from polyphily.graphs.datasets.registry import DATASETS, register_dataset
 
 __all__ = [
     "DATASETS",
+    "SUBGRAPHS",
     "DatasetInfo",
     "Request",
     "data_root",
     "is_present",
+    "parse_dataset",
     "read",
     "register_dataset",
 ]

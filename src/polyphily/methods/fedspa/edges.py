@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,71 @@ from polyphily.nn.stacked import StackedGraph
 HET, HOM, UNKNOWN = 0, 1, 2
 
 
+class KindSums:
+    """Sums over the neighbours of a node by kind of edge (equation 6).
+
+    Few edges are of a known kind if few labels are known. So sums over unknown edges are sums over
+    all edges without those of known ones.
+
+    Attributes:
+        edges: the pattern of all edges, symmetric, all ones.
+        hom: that of homophilic edges.
+        het: that of heterophilic edges.
+    """
+
+    edges: SparseMatrix
+    hom: SparseMatrix
+    het: SparseMatrix
+
+    def sum(self, hom: Tensor, het: Tensor, alpha: Tensor) -> Tensor:
+        """Compute equation 6 without the node itself, for messages of the two channels.
+
+        Equation 5 mixes parameters, theta_unk = alpha theta_hom + (1 - alpha) theta_het. For linear
+        maps this equals mixing the messages at the centre node, which needs no weights per node.
+        """
+        both = torch.cat([hom, het], dim=1)
+        near_hom, near_het = self.hom @ both, self.het @ both
+        unknown = (self.edges @ both - near_hom - near_het).chunk(2, dim=1)
+        known = near_hom.chunk(2, dim=1)[0] + near_het.chunk(2, dim=1)[1]
+        return known + alpha * unknown[0] + (1 - alpha) * unknown[1]
+
+    def inputs(self, x: Tensor, everything: Tensor, alpha: Tensor) -> Tensor:
+        """Return the inputs that each channel's weights are applied to, side by side.
+
+        As a weight is the same for all neighbours, equation 6 may sum before it multiplies. If `x`
+        is constant, no gradient has to pass the edges then.
+
+        Args:
+            x: features `[N, F]`.
+            everything: their sums over all neighbours.
+            alpha: the harmoniser's output.
+        """
+        hom, het = self.hom @ x, self.het @ x
+        found: Tensor = _Mixed.apply(hom, het, everything - hom - het, alpha)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Mixed(torch.autograd.Function):
+    """[hom + alpha unknown, het + (1 - alpha) unknown], differentiable in alpha alone."""
+
+    @staticmethod
+    def forward(ctx: Any, hom: Tensor, het: Tensor, unknown: Tensor, alpha: Tensor) -> Tensor:
+        ctx.save_for_backward(unknown)
+        width = hom.shape[1]
+        out = hom.new_empty(len(hom), 2 * width)
+        torch.addcmul(hom, alpha, unknown, out=out[:, :width])
+        torch.addcmul(het, 1 - alpha, unknown, out=out[:, width:])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor]:
+        (unknown,) = ctx.saved_tensors
+        hom, het = grad.chunk(2, dim=1)
+        return None, None, None, (hom - het).mul_(unknown).sum(dim=1, keepdim=True)
+
+
 @dataclass(frozen=True)
-class EdgeKinds:
+class EdgeKinds(KindSums):
     """The adjacency pattern with a kind for every edge, the same for its reverse.
 
     Attributes:
@@ -39,11 +103,11 @@ class EdgeKinds:
         return _select(self.edges, chosen)
 
     @cached_property
-    def hom(self) -> SparseMatrix:
+    def hom(self) -> SparseMatrix:  # type: ignore[override]
         return self.of(HOM)
 
     @cached_property
-    def het(self) -> SparseMatrix:
+    def het(self) -> SparseMatrix:  # type: ignore[override]
         return self.of(HET)
 
     @cached_property
@@ -51,16 +115,28 @@ class EdgeKinds:
         return self.of(UNKNOWN)
 
     def sum(self, hom: Tensor, het: Tensor, alpha: Tensor) -> Tensor:
-        """Compute equation 6 without the node itself, for messages of the two channels.
-
-        Equation 5 mixes parameters, theta_unk = alpha theta_hom + (1 - alpha) theta_het. For linear
-        maps this equals mixing the messages at the centre node, which needs no weights per node.
-        """
+        """Compute the same, by a kernel if there is one."""
         if all(map(kernels.available, (hom, het, alpha))):
             edges = self.edges
             return kernels.sum_by_kind(edges.crow, edges.col, self.kind, hom, het, alpha)
-        known = self.hom @ hom + self.het @ het
-        return known + alpha * (self.unknown @ hom) + (1 - alpha) * (self.unknown @ het)
+        return super().sum(hom, het, alpha)
+
+    def visible(self, nodes: Tensor) -> VisibleKinds:
+        """Return the kinds if only the labels of some nodes are known, given as a mask."""
+
+        def between(edges: SparseMatrix) -> SparseMatrix:
+            return _select(edges, nodes[edges.row] & nodes[edges.col_long])
+
+        return VisibleKinds(self.edges, between(self.hom), between(self.het))
+
+
+@dataclass(frozen=True)
+class VisibleKinds(KindSums):
+    """The kinds of edges in a step that hides labels: fewer edges have a known kind."""
+
+    edges: SparseMatrix
+    hom: SparseMatrix
+    het: SparseMatrix
 
 
 def edge_kinds(graph: StackedGraph, labels: Tensor, *, moving: bool = False) -> EdgeKinds:

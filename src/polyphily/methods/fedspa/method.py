@@ -34,7 +34,7 @@ from polyphily.errors import UserError
 from polyphily.graphs.graph import UNLABELLED
 from polyphily.heterogeneity.spectral import Laplacian, high_frequency_area
 from polyphily.methods.fedavg import WEIGHT, FedAvg
-from polyphily.methods.fedspa.edges import edge_kinds
+from polyphily.methods.fedspa.edges import KindSums, edge_kinds
 from polyphily.methods.fedspa.network import (
     CHANNELS,
     ACMDecoupledConv,
@@ -42,6 +42,7 @@ from polyphily.methods.fedspa.network import (
     Decoupled,
     PlainDecoupledConv,
     channel_of,
+    train_kinds,
 )
 from polyphily.methods.fedspa.weights import bias_weights
 from polyphily.nn.backbones import Backbone, Output, Shape
@@ -239,7 +240,11 @@ class FedSPA(FedAvg):
         labels = cohort.labels.index_put(
             (cohort.train_nodes,), torch.where(hidden, UNLABELLED, cohort.train_labels)
         )
-        kinds = edge_kinds(cohort, labels, moving=True)
+        kinds: KindSums
+        if labels.is_cuda or self.form == "code":
+            kinds = edge_kinds(cohort, labels, moving=True)
+        else:
+            kinds = train_kinds(cohort).visible(labels != UNLABELLED)
         output: Output = functional_call(local.network, local.params, (cohort, local.draws, kinds))
         losses = local.train_errors(output.logits[cohort.train_nodes]) * hidden
         count = cohort.train_segments.sum(hidden.to(cohort.dtype))

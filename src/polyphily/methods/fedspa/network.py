@@ -7,11 +7,12 @@ layer the parameters of the two channels are those whose names end in `_hom` and
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from polyphily.methods.fedspa.edges import EdgeKinds, edge_kinds
+from polyphily.methods.fedspa.edges import EdgeKinds, KindSums, edge_kinds
 from polyphily.nn.backbones import Backbone, Output, Shape
 from polyphily.nn.draws import Draws
 from polyphily.nn.layers import Linear, glorot, matmul, mixed_channels, mixture, zeros
@@ -32,6 +33,24 @@ def _pair(inputs: int, width: int, outputs: int, tied: bool) -> tuple[nn.Paramet
     hom = glorot((inputs, width), inputs, outputs)
     het = hom.detach().clone() if tied else glorot((inputs, width), inputs, outputs)
     return hom, nn.Parameter(het)
+
+
+def summed_first(x: Tensor | SparseMatrix, graph: StackedGraph) -> TypeGuard[Tensor]:
+    """Return whether to sum over neighbours before the weights: for constant dense inputs.
+
+    On a GPU a kernel of its own sums products.
+    """
+    return x is graph.x and isinstance(x, Tensor) and not x.is_cuda
+
+
+def neighbour_sums(graph: StackedGraph) -> Tensor:
+    """Return the sums of features over all neighbours, computed once."""
+
+    def sums(whole: StackedGraph) -> Tensor:
+        assert isinstance(whole.x, Tensor)
+        return whole.edges @ whole.x
+
+    return graph.cached("neighbour sums", sums)
 
 
 class PlainDecoupledConv(nn.Module):
@@ -56,7 +75,7 @@ class PlainDecoupledConv(nn.Module):
         self.harmoniser = Linear(inputs, 1)
         self.bias = zeros(outputs)
 
-    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph, kinds: EdgeKinds) -> Tensor:
+    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph, kinds: KindSums) -> Tensor:
         own = matmul(x, self.weight_self, graph)
         hom = matmul(x, self.weight_hom, graph)
         het = matmul(x, self.weight_het, graph)
@@ -98,11 +117,15 @@ class ACMDecoupledConv(nn.Module):
         self.attend = glorot((outputs, 3), outputs, 1)
         self.mix = glorot((3, 3), 3, 3)
 
-    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph, kinds: EdgeKinds) -> Tensor:
-        hom = matmul(x, self.weight_hom, graph)
-        het = matmul(x, self.weight_het, graph)
+    def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph, kinds: KindSums) -> Tensor:
         alpha = self.harmoniser(x, graph).sigmoid()  # equation 5
-        near = kinds.sum(hom, het, alpha)
+        if summed_first(x, graph):
+            joint = torch.cat([self.weight_hom, self.weight_het], dim=1)
+            near = matmul(kinds.inputs(x, neighbour_sums(graph), alpha), joint, graph)
+        else:
+            hom = matmul(x, self.weight_hom, graph)
+            het = matmul(x, self.weight_het, graph)
+            near = kinds.sum(hom, het, alpha)
         width = near.shape[1]
         pair, own = torch.split(matmul(x, self.weight_self, graph), [width, width // 2], dim=1)
         scales = graph.cached(("decoupled scales", self.normalise), self._scales)
@@ -171,6 +194,11 @@ class AttentionDecoupledConv(nn.Module):
         return mixture(messages, scores, self.mix, graph.segments)
 
 
+def train_kinds(graph: StackedGraph) -> EdgeKinds:
+    """Return the kinds of edges that follow from all train labels."""
+    return graph.cached("edge kinds", lambda whole: edge_kinds(whole, whole.labels))
+
+
 class Decoupled(Backbone):
     """Layers of one of the kinds above with ReLU and dropout between them.
 
@@ -189,11 +217,11 @@ class Decoupled(Backbone):
         return f"SFPD in {self.kind}"
 
     def forward(
-        self, graph: StackedGraph, draws: Draws | None = None, kinds: EdgeKinds | None = None
+        self, graph: StackedGraph, draws: Draws | None = None, kinds: KindSums | None = None
     ) -> Output:
         """Compute the output; `kinds` follow from all train labels unless given."""
         if kinds is None:
-            kinds = graph.cached("edge kinds", lambda whole: edge_kinds(whole, whole.labels))
+            kinds = train_kinds(graph)
         *hidden, last = self.convs
         x = self.drop_input(graph, draws)
         embedding = None
