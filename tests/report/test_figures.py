@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from polyphily.errors import UserError
-from polyphily.report import figures
-from polyphily.report.figures import Look
+from polyphily.report import figures, style
 from polyphily.report.runs import Run, read_runs
+from polyphily.report.style import Look
 from report.stories import call, compared
 
 BEGINNINGS = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
@@ -33,7 +33,7 @@ def varied(run: Run, score: float, **config: Any) -> Run:
 @pytest.mark.parametrize("name", ["convergence", "homophily", "spectral-kl", "ablation"])
 def test_a_figure_is_written(runs: list[Run], name: str, kind: str, tmp_path: Path) -> None:
     file = tmp_path / f"figure.{kind}"
-    figures.save(figures.find_figure(name)(runs, Look()), file)
+    style.save(figures.find_figure(name)(runs, Look()), file)
     assert file.read_bytes().startswith(BEGINNINGS[kind])
 
 
