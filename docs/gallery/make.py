@@ -11,8 +11,8 @@ be.
 
 from __future__ import annotations
 
+import os
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +177,7 @@ ENTRIES = (
         "Leaderboard",
         "Points above FedAvg of every method in every cell that has run; the mean is over those "
         "cells, which are not the same for all rows. A dot is a cell that has not run. Numbers "
-        "stand where the difference is a point or more. Nothing is trained: the trials are in "
+        "stand where the difference is two points or more. Nothing is trained: the trials are in "
         "`docs/results/leaderboard`.",
         "polyphily study leaderboard --no-run --out docs/results "
         "--write docs/gallery/leaderboard.svg",
@@ -223,10 +223,17 @@ def _code(command: str) -> str:
 
 
 def call(command: str) -> None:
-    """Run a command of this list in the root of the repository."""
+    """Run a command of this list in the root of the repository, in this process."""
+    from polyphily.cli import main as command_line
+
     print(f"$ {command}", flush=True)
-    words = shlex.split(command)
-    subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True)
+    os.chdir(ROOT)
+    sys.argv = shlex.split(command)
+    try:
+        command_line()
+    except SystemExit as ended:
+        if ended.code:
+            raise
 
 
 def main(words: list[str]) -> None:

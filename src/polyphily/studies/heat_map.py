@@ -11,7 +11,7 @@ from polyphily.report.style import Look, matplotlib, style
 from polyphily.studies.standings import BASES, Standings
 
 LIMIT = 6.0  # points at which the colour is darkest; larger differences have it too
-NAMED = 1.0  # points
+NAMED = 2.0  # points
 DARK = 0.6  # share of the limit from which numbers are white
 
 
