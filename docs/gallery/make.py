@@ -26,7 +26,7 @@ TRAINING = {
     "csbm": (
         "Ten synthetic clients whose homophily rises from 0.1 to 0.9, with labels for 10 % of the "
         "nodes, five seeds, 40 rounds.",
-        f"polyphily compare local fedavg fedprox fedspa fedgsp polyphony --dataset {CSBM} "
+        f"polyphily compare local fedavg fedprox fedspa fedgsp --dataset {CSBM} "
         f"--clients 10 --split 0.1,0.3,0.6 --seeds 0-4 --rounds 40 --out {RUNS}/csbm",
     ),
     "chameleon": (

@@ -19,7 +19,7 @@ import pandas as pd
 
 import polyphily
 
-BANKS = ("north", "south", "east")
+BANKS = ("east", "north", "south")
 ROUNDS = 10
 folder = Path("runs/banks")
 
@@ -32,7 +32,7 @@ folder = Path("runs/banks")
 
 # %%
 drawn = polyphily.load(
-    "payments:nodes=400,features=6,strength=1,positives=0.1,unknown=0", clients=len(BANKS), seed=0
+    "payments:nodes=400,features=6,positives=0.1,unknown=0", clients=len(BANKS), seed=0
 )
 for bank, data in zip(BANKS, drawn.to_pyg(), strict=True):
     place = folder / "graphs" / bank
@@ -76,7 +76,7 @@ shell(f"polyphily check {folder}/graphs")
 
 # %%
 federation = polyphily.load(f"./{folder}/graphs")
-settings = {"rounds": ROUNDS, "metric": "auprc"}
+settings = {"rounds": ROUNDS, "metric": "auprc", "positive": "illicit"}
 alone = polyphily.run("local", federation, **settings)
 together = polyphily.run("fedavg", federation, **settings)
 for result in (alone, together):
@@ -150,7 +150,9 @@ try:
         if status.returncode == 0:
             break
         time.sleep(1)
-    shell(f"polyphily server run {server} fedavg --rounds {ROUNDS} --metric auprc")
+    shell(
+        f"polyphily server run {server} fedavg --rounds {ROUNDS} --metric auprc --positive illicit"
+    )
 finally:
     for process in processes.values():
         process.terminate()

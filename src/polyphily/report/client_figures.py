@@ -23,6 +23,7 @@ from polyphily.report.style import (
 )
 
 BASES = ("local", "fedavg")  # what gains are measured from, unless a base is named
+PEAK = 0.3  # a share of eigenvalues in one bin from which the scale is logarithmic
 NAMED = 20  # clients whose numbers all stand at an axis
 
 
@@ -100,7 +101,10 @@ def gain(runs: Sequence[Run], look: Look) -> Any:
                     [points_gained for _, points_gained in points],
                     marker=marker(slot),
                     color=COLOURS[slot % len(COLOURS)],
-                    linewidth=0.5,
+                    linestyle="none",
+                    markersize=4.5,
+                    markeredgewidth=0,
+                    alpha=0.85,
                     label=label,
                 )
             axes.set_xlabel(f"{MEASURES[key]} of the client")
@@ -176,6 +180,9 @@ def spectra(runs: Sequence[Run], look: Look) -> Any:
                 own = "#999999" if client[key] is None else colours.to_rgba(client[key])
                 axes.plot(x, [100 * s for s in shares], color=own, linewidth=0.9)
             axes.set_xlim(0, 2)
+            if max(share for client in clients for share in client["spectrum"]) > PEAK:
+                axes.set_yscale("symlog", linthresh=1, linscale=0.6)
+                axes.set_yticks([0, 1, 10, 100], ["0", "1", "10", "100"])
             axes.set_ylim(bottom=0)
             axes.set_xlabel("eigenvalue of the Laplacian")
             axes.set_ylabel("share of eigenvalues (%)")
