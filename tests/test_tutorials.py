@@ -106,13 +106,19 @@ def test_the_method_of_the_tutorial_passes_all_checks(tutorial: Tutorial) -> Non
     tutorial("method", *QUICK, ("nodes=200", "nodes=60"))
 
 
-def test_few_labels_gain_most(tutorial: Tutorial, tmp_path: Path) -> None:
-    read = tutorial("report", ("ROUNDS = 20", "ROUNDS = 8"), QUICK[1], ("nodes=200", "nodes=100"))
+def test_few_labels_gain_most(tutorial: Tutorial) -> None:
+    small = [("ROUNDS = 20", "ROUNDS = 8"), QUICK[1], ("nodes=200", "nodes=100")]
+    read = tutorial("report", *small, until="The page")
     found = read["found"]
     gains = {
         cell: found.mean("fedavg", cell) - found.mean("local", cell) for cell in read["federations"]
     }
     assert max(gains, key=gains.__getitem__) == "few labels, alike"
+
+
+@pytest.mark.long
+def test_the_page_of_the_report_is_written(tutorial: Tutorial, tmp_path: Path) -> None:
+    tutorial("report", *QUICK, ("nodes=200", "nodes=100"))
     assert (tmp_path / "folder" / "runs" / "report.html").stat().st_size > 10_000
 
 
