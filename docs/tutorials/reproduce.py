@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROUNDS = 20
+ROUNDS = 40
 SEEDS = "0,1"
 
 
@@ -36,8 +36,9 @@ shell("polyphily reproduce s2fgl --list")
 # %% [markdown]
 # ## Two rows
 #
-# The paper's protocol has five seeds and a hundred rounds. We change both to be quick, and
-# the table says so: its numbers are then a look, not a reproduction. Leave out `--rounds` and
+# The paper's protocol has five seeds and a hundred rounds. We change both to be quick, and the
+# table says so: its numbers are then a look, not a reproduction. The terms of S2FGL begin after
+# round 20: with fewer rounds it would not act, and a note would say so. Leave out `--rounds` and
 # `--seeds` for the real thing.
 
 # %%
