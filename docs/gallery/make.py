@@ -1,6 +1,6 @@
 """Write the gallery: run the commands below, and put their pictures and this list on a page.
 
-    python docs/gallery/make.py              # everything; about ten minutes on two cores
+    python docs/gallery/make.py              # everything; some minutes
     python docs/gallery/make.py gain spectra # some pictures
     python docs/gallery/make.py --page       # the page alone
 
