@@ -2,6 +2,8 @@
 # make demo      install, then train on six synthetic clients
 # make test      install the test tools, then the whole test suite
 # make test-deploy   the tests with a server and sites as processes, several minutes
+# make notebooks   the tutorials as Jupyter notebooks, in docs/tutorials/notebooks
+# make gallery   run the commands of docs/gallery and draw its pictures
 # make check     lint, format and type checks
 
 PYTHON ?= python3
@@ -9,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-deploy check format clean
+.PHONY: install demo test test-deploy notebooks gallery check format clean
 
 install: $(VENV)/.installed
 demo: install
@@ -17,7 +19,12 @@ demo: install
 test: $(VENV)/.tools
 	$(BIN)/pytest -n auto
 test-deploy: $(VENV)/.tools
-	$(BIN)/pytest tests/flower -m deploy --durations=0 -rP
+	$(BIN)/pytest tests/flower tests/test_tutorials.py -m deploy --durations=0 -rP
+notebooks: install
+	$(PIP) --editable '.[docs]'
+	$(BIN)/jupytext --quiet --set-kernel python3 --to notebooks//ipynb docs/tutorials/*.py
+gallery: install
+	$(BIN)/python docs/gallery/make.py
 check: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -57,6 +57,22 @@ def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str
 # Names -----------------------------------------------------------------------------------------
 
 
+def test_a_cell_of_a_notebook_can_be_run_again() -> None:
+    registry: Registry[Any] = Registry("thing", "things")
+
+    def define(module: str) -> Any:
+        def thing() -> None: ...
+
+        thing.__module__ = module
+        return thing
+
+    registry.add("thing", define("__main__"))
+    again = registry.add("thing", define("__main__"))
+    assert registry.find("thing") is again
+    with pytest.raises(ValueError, match="registered already"):
+        registry.add("thing", define("their_package"))
+
+
 def test_names_are_found_in_any_case() -> None:
     registry: Registry[int] = Registry("thing", "things")
     registry.add("One_Two", 12)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polyphily.graphs.conversion import graph
     from polyphily.graphs.graph import Graph, Masks
     from polyphily.graphs.loading import Federation, load
+    from polyphily.report.plotting import Picture, plot
     from polyphily.runs.export import export
     from polyphily.runs.models import SavedModel
     from polyphily.runs.opened import Run, load_model, open_run
@@ -44,6 +45,7 @@ _HOMES = {
     "Graph": "polyphily.graphs.graph",
     "Masks": "polyphily.graphs.graph",
     "Method": "polyphily.core.method",
+    "Picture": "polyphily.report.plotting",
     "PolyphilyError": "polyphily.errors",
     "Result": "polyphily.runs.run",
     "Run": "polyphily.runs.opened",
@@ -59,6 +61,7 @@ _HOMES = {
     "load": "polyphily.graphs.loading",
     "load_model": "polyphily.runs.opened",
     "open_run": "polyphily.runs.opened",
+    "plot": "polyphily.report.plotting",
     "register": "polyphily.core.method",
     "run": "polyphily.runs.run",
     "sweep": "polyphily.experiments.sweeping",
@@ -71,6 +74,7 @@ __all__ = [
     "Graph",
     "Masks",
     "Method",
+    "Picture",
     "PolyphilyError",
     "Result",
     "Run",
@@ -86,6 +90,7 @@ __all__ = [
     "load",
     "load_model",
     "open_run",
+    "plot",
     "register",
     "run",
     "sweep",

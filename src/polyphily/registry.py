@@ -53,6 +53,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def add(self, name: str, entry: T) -> T:
         """Register an entry under a name, which is written in lower case.
 
+        A class or function of a notebook takes the place of its earlier self, so that a cell can
+        be run again.
+
         Raises:
             ValueError: for a name that is taken, or that has other characters than allowed.
         """
@@ -61,7 +64,8 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ValueError(
                 f"'{name}' is no name for a {self.kind}: use letters, digits and any of + - . _"
             )
-        if self._entries.get(name, entry) is not entry:
+        before = self._entries.get(name, entry)
+        if before is not entry and not _defined_again(before, entry):
             raise ValueError(f"a {self.kind} named '{name}' is registered already")
         self._entries[name] = entry
         return entry
@@ -131,3 +135,11 @@ class Registry(Mapping[str, T], Generic[T]):
                 PluginWarning,
                 stacklevel=2,
             )
+
+
+def _defined_again(before: object, entry: object) -> bool:
+    """Return whether both are the same definition in a notebook or script."""
+    own, other = (
+        (getattr(x, "__module__", None), getattr(x, "__qualname__", None)) for x in (before, entry)
+    )
+    return own == other and own[0] == "__main__" and own[1] is not None

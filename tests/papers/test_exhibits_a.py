@@ -31,7 +31,7 @@ from polyphily.papers.exhibits import (
 )
 from polyphily.papers.exhibits.common import Bench, Line
 from polyphily.papers.plan import Choice
-from polyphily.report.figures import save
+from polyphily.report.style import save
 from polyphily.report.trained import examine
 from polyphily.runs.run import Execution
 

@@ -10,7 +10,7 @@ import pytest
 from polyphily.graphs.loading import load, whole_graph
 from polyphily.heterogeneity.inspection import inspect
 from polyphily.report import data_figures, figures
-from polyphily.report.figures import Look
+from polyphily.report.style import Look
 from report.stories import call
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from polyphily.errors import UserError
-from polyphily.report import figures
-from polyphily.report.figures import Look
+from polyphily.report import figures, style
 from polyphily.report.runs import Run, read_runs
+from polyphily.report.style import Look
 from report.stories import call, compared
 
 BEGINNINGS = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
@@ -30,10 +30,12 @@ def varied(run: Run, score: float, **config: Any) -> Run:
 
 
 @pytest.mark.parametrize("kind", BEGINNINGS)
-@pytest.mark.parametrize("name", ["convergence", "homophily", "spectral-kl", "ablation"])
+@pytest.mark.parametrize(
+    "name", [n for n in figures.FIGURES if n not in ("client-scale", "sensitivity")]
+)
 def test_a_figure_is_written(runs: list[Run], name: str, kind: str, tmp_path: Path) -> None:
     file = tmp_path / f"figure.{kind}"
-    figures.save(figures.find_figure(name)(runs, Look()), file)
+    style.save(figures.find_figure(name)(runs, Look()), file)
     assert file.read_bytes().startswith(BEGINNINGS[kind])
 
 
@@ -130,6 +132,80 @@ def test_ablation_marks_every_run(runs: list[Run]) -> None:
     assert [t.get_text() for t in axes.texts] == [f"{100 * (run.score or 0):.1f}" for run in runs]
 
 
+def test_gain_is_the_difference_to_the_base_client_by_client(runs: list[Run]) -> None:
+    local, prox = runs
+    (axes,) = figures.gain(runs, Look()).axes
+    (line,) = [own for own in axes.lines if own.get_label() == "fedprox"]
+    first = [run.summary["per_seed"][0]["best_val"]["test"] for run in runs]
+    before, after = (scores["accuracy_per_client"] for scores in first)
+    places = [c["edge_homophily"] for c in local.evidence["inspection"]["clients"]]
+    gains = [100 * (b - a) for a, b in zip(before, after, strict=True)]
+    wanted = sorted(zip(places, gains, strict=True))
+    assert list(line.get_xdata()) == pytest.approx([x for x, _ in wanted])
+    assert list(line.get_ydata()) == pytest.approx([y for _, y in wanted])
+    (axes,) = figures.gain(runs, Look(base="fedprox", against="adjusted homophily")).axes
+    assert [own.get_label() for own in axes.lines[1:]] == ["local"]
+    assert axes.get_ylabel() == "gain over fedprox (points)"
+    with pytest.raises(UserError, match="unknown --base 'fedspa'"):
+        figures.gain(runs, Look(base="fedspa"))
+    with pytest.raises(UserError, match="another method"):
+        figures.gain([local], Look())
+    with pytest.raises(UserError, match="name one with --base"):
+        figures.gain([prox], Look())
+
+
+def test_client_spread_has_a_dot_per_client_and_their_median(runs: list[Run]) -> None:
+    (axes,) = figures.client_spread(runs, Look()).axes
+    for line, bar, run in zip(axes.lines, axes.collections, runs, strict=True):
+        scores = sorted(100 * score for score in run.per_client if score is not None)
+        assert list(line.get_xdata()) == pytest.approx(scores)
+        assert bar.get_segments()[0][0][0] == pytest.approx(scores[1])  # of three
+
+
+def test_cost_counts_up_to_the_best_round(runs: list[Run]) -> None:
+    local, prox = runs
+    (axes,) = figures.cost(runs, Look()).axes
+    x = {c.get_label(): c.lines[0].get_xdata()[0] for c in axes.containers}
+    best = [seed["best_val"]["round"] for seed in prox.summary["per_seed"]]
+    wanted = sum(prox.megabytes[number - 1] for number in best) / len(best)
+    assert x == {"local": 0, "fedprox": pytest.approx(wanted)}
+    (axes,) = figures.cost([local], Look(against="rounds")).axes
+    last = [max(seed["best_val"]["round"]) for seed in local.summary["per_seed"]]
+    assert axes.containers[0].lines[0].get_xdata()[0] == sum(last) / len(last)
+
+
+def test_spectra_are_shares_of_eigenvalues(runs: list[Run]) -> None:
+    axes = figures.spectra(runs, Look()).axes[0]
+    assert len(axes.lines) == 3
+    assert all(sum(line.get_ydata()) == pytest.approx(100, rel=1e-3) for line in axes.lines)
+
+
+def test_collaboration_shows_the_last_weights(runs: list[Run]) -> None:
+    axes = figures.collaboration(runs, Look()).axes[0]
+    frame = runs[1].collaboration[-1]
+    assert axes.get_title() == f"fedprox, round {frame['round']}"
+    assert axes.images[0].get_array().tolist() == frame["weights"]
+    with pytest.raises(UserError, match="recorded weights"):
+        figures.collaboration(runs[:1], Look())
+
+
+def test_critical_difference_needs_several_methods_and_seeds(runs: list[Run]) -> None:
+    (axes,) = figures.mean_ranks(runs, Look()).axes
+    words = " ".join(text.get_text() for text in axes.texts)
+    assert "local" in words
+    assert "fedprox" in words
+    with pytest.raises(UserError, match="several methods"):
+        figures.mean_ranks(runs[:1], Look())
+
+
+def test_the_same_figure_is_the_same_file(runs: list[Run], tmp_path: Path) -> None:
+    files = [tmp_path / f"{i}.{kind}" for kind in ("svg", "pdf") for i in range(2)]
+    for file in files:
+        style.save(figures.convergence(runs, Look()), file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[2].read_bytes() == files[3].read_bytes()
+
+
 def test_mistakes_are_named(runs: list[Run], tmp_path: Path, capsys: Any) -> None:
     folder = runs[0].path
     assert call("plot", "convergense", folder) == 2
@@ -138,5 +214,8 @@ def test_mistakes_are_named(runs: list[Run], tmp_path: Path, capsys: Any) -> Non
     assert ".pdf" in capsys.readouterr().err
     assert call("plot", "convergence", folder, "--against", "moons") == 2
     assert call("plot", "convergence", tmp_path / "nowhere") == 2
+    capsys.readouterr()
+    assert call("plot", "convergence", folder, "--base", "local") == 2
+    assert "--base is for gain" in capsys.readouterr().err
     assert call("plot", "convergence", folder, "--out", tmp_path / "deep" / "figure.pdf") == 0
     assert (tmp_path / "deep" / "figure.pdf").exists()

@@ -13,10 +13,10 @@ import torch
 
 import polyphily
 from polyphily.core.method import METHODS, create, register
-from polyphily.errors import OutOfMemory
+from polyphily.errors import OutOfMemory, UserError
 from polyphily.methods.fedavg import FedAvg
 from polyphily.runs import searching
-from polyphily.studies import Cell
+from polyphily.studies import Cell, heat_map
 from polyphily.studies.leaderboard import (
     TRAINED,
     Entrant,
@@ -195,6 +195,22 @@ def test_the_page_is_written_from_the_committed_results() -> None:
     found = Standings(board, board.entrants(), docs / "results")
     for suffix in (".md", ".html"):
         assert found.text(suffix) == (docs / f"leaderboard{suffix}").read_text("utf-8")
+
+
+def test_the_picture_has_the_differences_to_fedavg(
+    results: tuple[Leaderboard, Path], tmp_path: Path
+) -> None:
+    board, folder = results
+    rows = Standings(board, board.entrants(["local", "fedavg", "fedspa"]), folder)
+    axes = heat_map.draw(rows).axes[0]
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert set(labels) == {"local", "fedspa", "fedspa, paper's form"}
+    shown = axes.images[0].get_array()
+    own = list(rows.differences("local").values())
+    assert shown[labels.index("local")].tolist() == pytest.approx([sum(own) / 2, *own])
+    assert shown[:, 0].tolist() == sorted(shown[:, 0], reverse=True)
+    with pytest.raises(UserError, match="nothing to draw"):
+        heat_map.draw(Standings(board, board.entrants(["fedavg"]), tmp_path))
 
 
 def test_a_plugin_is_added_by_name(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from polyphily.errors import PolyphilyError, UserError
 if TYPE_CHECKING:
     from polyphily.graphs.loading import Federation
     from polyphily.heterogeneity.inspection import Inspection
-    from polyphily.report.figures import Look
     from polyphily.report.runs import Run
+    from polyphily.report.style import Look
     from polyphily.runs.run import Execution
 
 MOST_NODES = 25_000  # larger federations are measured by `polyphily report` only
@@ -201,8 +201,9 @@ def plot(
     figure: Annotated[
         str,
         typer.Argument(
-            help="convergence, homophily, spectral-kl, client-scale, sensitivity, ablation, "
-            "high-frequency or inertia.",
+            help="convergence, cost, critical-difference, client-spread, gain, homophily, spectra, "
+            "spectral-kl, collaboration, client-scale, sensitivity, ablation, high-frequency or "
+            "inertia.",
             autocompletion=completion.of("figures"),
         ),
     ],
@@ -221,12 +222,20 @@ def plot(
         str | None,
         typer.Option(
             "--against",
-            help="convergence: rounds, seconds or megabytes; sensitivity: the name that is varied.",
+            help="convergence, cost: rounds, seconds or megabytes; sensitivity: the name that is "
+            "varied; gain, homophily, spectra: a measure, such as 'adjusted homophily'.",
         ),
     ] = None,
     score: Annotated[
         str | None,
         typer.Option("--score", help="convergence: test, val or loss. [dim]\\[test][/dim]"),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            help="gain: the method that gains are measured from. [dim]\\[local, else fedavg][/dim]",
+        ),
     ] = None,
     dataset: Annotated[
         str | None,
@@ -241,19 +250,21 @@ def plot(
 ) -> None:
     """Draw a figure for a paper.
 
-    Figures of runs: convergence, homophily, spectral-kl, client-scale, sensitivity, ablation.
-    Figures of data, without runs: high-frequency (csbm graphs of rising homophily) and inertia (a
-    graph divided among more and more clients).
+    Most are figures of runs; docs/gallery shows each with its command. Figures of data, without
+    runs: high-frequency (csbm graphs of rising homophily) and inertia (a graph divided among more
+    and more clients).
     """
     from polyphily.cli import terminal
-    from polyphily.report import figures, runs
+    from polyphily.report import figures, runs, style
 
-    options.check_output("--out", out, figures.SUFFIXES)
-    look = figures.Look(width, against, score)
+    options.check_output("--out", out, style.SUFFIXES)
+    look = style.Look(width, against, score, base)
     if figure in figures.OF_DATA:
         drawn = _plot_data(figure, folders, dataset, look)
     else:
         draw = figures.find_figure(figure)
+        if base and figure != "gain":
+            raise UserError(f"--base is for gain, not for {figure}")
         if dataset:
             raise UserError(f"--dataset: {figure} is a figure of runs, which have their own data")
         if not folders:
@@ -262,7 +273,7 @@ def plot(
         if figure in figures.MEASURED:
             found = _measure_missing(found)
         drawn = draw(found, look)
-    figures.save(drawn, out)
+    style.save(drawn, out)
     terminal.print_line(f"written: {out}")
 
 
@@ -270,8 +281,10 @@ def _plot_data(figure: str, folders: list[Path] | None, dataset: str | None, loo
     from polyphily.cli.inspecting import progress
     from polyphily.report import data_figures
 
-    if folders or look.against or look.score:
-        raise UserError(f"{figure} is a figure of data: it takes no runs, --against or --score")
+    if folders or look.against or look.score or look.base:
+        raise UserError(
+            f"{figure} is a figure of data: it takes no runs, --against, --score or --base"
+        )
     with progress() as report:
         if figure == "inertia":
             return data_figures.inertia(look, dataset or "cora", report)

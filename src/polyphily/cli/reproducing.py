@@ -355,7 +355,7 @@ def _changes(task: Task) -> list[str]:
 
 def _write_exhibit(out: Path, exhibit: Exhibit, made: Made, data: Mapping[str, Any]) -> list[Path]:
     """Write drawings and numbers; return the files."""
-    from polyphily.report import figures
+    from polyphily.report import style
     from polyphily.report.grids import to_csv
 
     stem = report.stem_of(exhibit.name)
@@ -364,7 +364,7 @@ def _write_exhibit(out: Path, exhibit: Exhibit, made: Made, data: Mapping[str, A
         drawing = made.draw()
         found = [out / f"{stem}{suffix}" for suffix in (".svg", ".png")]
         for file in found:
-            figures.save(drawing, file)
+            style.save(drawing, file)
     for i, grid in enumerate(made.grids, 1):
         found.append(out / f"{stem}{f'-{i}' if len(made.grids) > 1 else ''}.csv")
         sheets.write(found[-1], to_csv([grid]))

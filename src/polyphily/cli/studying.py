@@ -49,7 +49,7 @@ def study(
         typer.Option(
             "--write",
             help="Write the tables to this file; repeatable. The leaderboard also as .html, which "
-            "can be sorted, .csv and .tex.",
+            "can be sorted, .csv and .tex, and as a picture: .svg, .pdf or .png.",
         ),
     ] = None,
     methods: Annotated[
@@ -220,11 +220,13 @@ def _leaderboard(
     run: bool,
 ) -> None:
     """Run the leaderboard, and write or print it."""
+    from polyphily.report import style
+    from polyphily.studies import heat_map
     from polyphily.studies import leaderboard as boards
     from polyphily.studies.standings import SUFFIXES, Standings
 
     for file in write:
-        options.check_output("--write", file, SUFFIXES)
+        options.check_output("--write", file, (*SUFFIXES, *style.SUFFIXES))
     board = boards.leaderboard()
     cells = [cell for cell in board.cells if (only or "") in cell.title]
     if not cells:
@@ -239,7 +241,10 @@ def _leaderboard(
             boards.run_rows(board, here.part(cells), chosen, here.out, **how)
     shown = Standings(board, board.entrants(), here.out)
     for file in write:
-        _save(file, shown.text(file.suffix.lower()))
+        if file.suffix.lower() in style.SUFFIXES:
+            style.save(heat_map.draw(shown), file)
+        else:
+            _save(file, shown.text(file.suffix.lower()))
     if not write:
         show_page(shown.markdown())
 

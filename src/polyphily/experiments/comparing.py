@@ -303,10 +303,10 @@ def write_board(board: Board, folder: Path, more: Sequence[Path] = ()) -> list[P
     ranked = board.ranking
     if ranked and len(ranked.methods) > 1 and ranked.blocks > 1:
         with suppress(UserError):  # there is no matplotlib
-            from polyphily.report import figures
+            from polyphily.report import figures, style
 
             diagram = figures.critical_difference(ranked)
             for suffix in (".svg", ".png"):
-                figures.save(diagram, folder / f"{BOARD}-ranks{suffix}")
+                style.save(diagram, folder / f"{BOARD}-ranks{suffix}")
                 files.append(folder / f"{BOARD}-ranks{suffix}")
     return files

@@ -11,7 +11,7 @@ from polyphily.graphs.loading import Federation, load, whole_graph
 from polyphily.heterogeneity.pagerank import structure_inertia_score
 from polyphily.heterogeneity.partitioning import label_signal_lost
 from polyphily.heterogeneity.spectral import high_frequency_area
-from polyphily.report.figures import COLOURS, MARKERS, Look, axes_grid, legend, style
+from polyphily.report.style import COLOURS, MARKERS, Look, axes_grid, legend, style
 
 HOMOPHILY = tuple(round(0.1 * tenth, 1) for tenth in range(1, 10))
 STRENGTHS = (10, 1_000, 10_000)  # the values of mu, the strength of csbm's features

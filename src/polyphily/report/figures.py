@@ -1,70 +1,42 @@
-"""Figures for papers, drawn with matplotlib in the size and type of a column."""
+"""Figures for papers: scores of runs, and the list of all figures."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from polyphily.errors import UserError, missing_package, unknown
+from polyphily.errors import UserError, unknown
 from polyphily.graphs.noise import parse_noise
-from polyphily.report.clients import MEASURES
+from polyphily.report.client_figures import (
+    client_spread,
+    collaboration,
+    gain,
+    homophily,
+    spectra,
+    spectral_kl,
+)
 from polyphily.report.ranking import Ranking
+from polyphily.report.ranks import board_of
 from polyphily.report.run_set import RunSet
 from polyphily.report.runs import HYPERPARAMETERS, Run, differing, option_name, show
 from polyphily.report.scores import AGAINST, curve
+from polyphily.report.style import (
+    COLOURS,
+    MARKS,
+    Look,
+    axes_grid,
+    in_percent,
+    legend,
+    line_style,
+    marker,
+    matplotlib,
+    set_title,
+    style,
+)
 
-# The colours of Okabe and Ito, which readers with colour blindness can tell apart, with wine in the
-# place of yellow, which is too pale for lines.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#882255")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-MARKERS = "osD^vP*X<>"
-MARKS = 8  # markers on a line of many rounds
-SUFFIXES = (".pdf", ".svg", ".png")
-RAMP = ("#f6f4ee", "#a9cbd0", "#3f86a3", "#123a5c")
-STYLE: dict[str, Any] = {
-    "font.size": 8,
-    "font.family": "sans-serif",
-    "axes.labelsize": 8,
-    "axes.titlesize": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 3.5,
-    "pdf.fonttype": 42,  # TrueType, which publishers accept
-    "svg.fonttype": "none",
-    "savefig.dpi": 300,
-}
-
-
-@dataclass(frozen=True)
-class Look:
-    """Options of a figure.
-
-    Attributes:
-        width: in inches.
-        against: what the horizontal axis shows; None for the default of the figure.
-        score: which score to show; None for the default of the figure.
-    """
-
-    width: float = 3.3
-    against: str | None = None
-    score: str | None = None
-
-
+COSTS = {"rounds": "rounds", "seconds": "seconds", "megabytes": "MB sent and received"}
 Draw = Callable[[Sequence[Run], Look], Any]
 
 
@@ -72,58 +44,6 @@ def find_figure(name: str) -> Draw:
     if name not in FIGURES:
         raise unknown("figure", name, (*FIGURES, *OF_DATA))
     return FIGURES[name]
-
-
-def save(figure: Any, file: Path) -> None:
-    """Write a figure in the format that the file's suffix names."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with style():
-            figure.savefig(file, bbox_inches="tight", pad_inches=0.02)
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from None
-
-
-def style() -> Any:
-    """Return a context in which matplotlib uses the style of these figures."""
-    return _matplotlib().rc_context(STYLE)
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-        import matplotlib.figure
-        import matplotlib.ticker
-    except ImportError:
-        raise missing_package("matplotlib", "plot", "a figure") from None
-    return matplotlib
-
-
-def line_style(slot: int) -> dict[str, Any]:
-    """Return the colour of a line, and the dashes that tell lines of one colour apart."""
-    dashes = DASHES[slot // len(COLOURS) % len(DASHES)]
-    return {"color": COLOURS[slot % len(COLOURS)], "linestyle": dashes}
-
-
-def marker(slot: int) -> str:
-    """Return the marker of a line."""
-    return MARKERS[slot % len(MARKERS)]
-
-
-def axes_grid(count: int, look: Look, ratio: float = 0.72) -> tuple[Any, list[Any]]:
-    """Create a figure with `count` axes, side by side as long as each is wide enough.
-
-    Args:
-        count: the number of axes.
-        look: gives the width of the figure.
-        ratio: height of the axes relative to their width.
-    """
-    columns = max(1, min(count, int(look.width // 1.6)))
-    rows = math.ceil(count / columns)
-    size = (look.width, rows * look.width / columns * ratio)
-    figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
-    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
-    return figure, axes
 
 
 # Ranks -------------------------------------------------------------------------------------------
@@ -136,7 +56,7 @@ def critical_difference(ranked: Ranking, look: Look | None = None) -> Any:
     half = math.ceil(count / 2)
     levels = half + len(groups) * 0.5 + 1.5
     with style():
-        figure = _matplotlib().figure.Figure(figsize=(width, 0.2 * levels + 0.5))
+        figure = matplotlib().figure.Figure(figsize=(width, 0.2 * levels + 0.5))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         axes.set_axis_off()
         low, high = math.floor(min(ranked.ranks)), math.ceil(max(ranked.ranks))
@@ -210,64 +130,13 @@ def convergence(runs: Sequence[Run], look: Look) -> Any:
                     )
             if against == "rounds":
                 axes.xaxis.set_major_locator(
-                    _matplotlib().ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+                    matplotlib().ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
                 )
-            units = {"rounds": "round", "seconds": "seconds", "megabytes": "MB sent and received"}
-            axes.set_xlabel(units[against])
+            axes.set_xlabel({**COSTS, "rounds": "round"}[against])
             metric = members[0][1].metric
             axes.set_ylabel("loss" if score == "loss" else f"{score} {metric} (%)")
-            _set_title(axes, data, len(all_axes))
+            set_title(axes, data, len(all_axes))
         legend(figure, all_axes)
-    return figure
-
-
-def homophily(runs: Sequence[Run], look: Look) -> Any:
-    """Plot the edge homophily of each client, or another measure."""
-    name = look.against or MEASURES["edge_homophily"]
-    keys = {title: key for key, title in MEASURES.items()} | {key: key for key in MEASURES}
-    if name not in keys:
-        raise unknown("--against", name, MEASURES)
-    key = keys[name]
-    measured = _measured(runs)
-    with style():
-        figure, all_axes = axes_grid(len(measured), look, 0.6)
-        for axes, (data, inspection) in zip(all_axes, measured.items(), strict=True):
-            values = [client[key] for client in inspection["clients"]]
-            heights = [math.nan if value is None else value for value in values]
-            axes.bar(range(1, len(heights) + 1), heights, color=COLOURS[0], width=0.72)
-            axes.grid(visible=False, axis="x")
-            axes.axhline(0, color="#444444", linewidth=0.6)
-            axes.set_xlabel("client")
-            axes.set_ylabel(MEASURES[key])
-            if len(heights) <= 20:
-                axes.set_xticks(range(1, len(heights) + 1))
-            _set_title(axes, data, len(all_axes))
-    return figure
-
-
-def spectral_kl(runs: Sequence[Run], look: Look) -> Any:
-    """Plot the KL divergence between the Laplacian spectra of every pair of clients."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    measured = _measured(runs)
-    ramp = LinearSegmentedColormap.from_list("polyphily", RAMP)
-    with style():
-        figure, all_axes = axes_grid(len(measured), look, 0.85)
-        for axes, (data, inspection) in zip(all_axes, measured.items(), strict=True):
-            values = inspection["pairs"]["spectral_kl"]
-            shown = [[math.nan if v is None else v for v in row] for row in values]
-            image = axes.imshow(shown, cmap=ramp, vmin=0)
-            axes.grid(visible=False)
-            names = range(1, len(shown) + 1)
-            if len(shown) <= 20:
-                axes.set_xticks(range(len(shown)), names)
-                axes.set_yticks(range(len(shown)), names)
-            axes.set_xlabel("client j")
-            axes.set_ylabel("client i")
-            bar = figure.colorbar(image, ax=axes, shrink=0.8)
-            bar.set_label("KL(i‖j), nats")
-            bar.outline.set_linewidth(0)
-            _set_title(axes, data, len(all_axes))
     return figure
 
 
@@ -316,8 +185,10 @@ def ablation(runs: Sequence[Run], look: Look) -> Any:
         figure, all_axes = axes_grid(len(groups), look, min(0.2 + 0.07 * tallest, 2.0))
         for axes, (data, members) in zip(all_axes, groups.items(), strict=True):
             labels = [label for label, _ in members]
-            values = [_percent(run.score) for _, run in members]
-            spread = [_percent(run.spread) if run.spread is not None else 0.0 for _, run in members]
+            values = [in_percent(run.score) for _, run in members]
+            spread = [
+                in_percent(run.spread) if run.spread is not None else 0.0 for _, run in members
+            ]
             places = range(len(labels))
             for y, x, deviation, label in zip(places, values, spread, labels, strict=True):
                 colour = COLOURS[run_set.slots[label] % len(COLOURS)]
@@ -334,19 +205,90 @@ def ablation(runs: Sequence[Run], look: Look) -> Any:
             axes.set_xlim(max(low - room, 0), high + room)
             axes.set_ylim(len(labels) - 0.4, -0.8)
             axes.set_xlabel(f"test {members[0][1].metric} (%)")
-            _set_title(axes, data, len(all_axes))
+            set_title(axes, data, len(all_axes))
     return figure
+
+
+def cost(runs: Sequence[Run], look: Look) -> Any:
+    """Plot the test score over what it cost to reach it: megabytes, seconds or rounds.
+
+    A run costs what it had used up to its best validation round, the mean over seeds. The last
+    client counts if each has a best round of its own.
+    """
+    against = look.against or "megabytes"
+    if against not in AGAINST:
+        raise unknown("--against", against, AGAINST)
+    run_set = RunSet(runs)
+    with style():
+        figure, all_axes = axes_grid(len(run_set.settings), look)
+        for axes, (data, members) in zip(all_axes, run_set.by_data().items(), strict=True):
+            spent = {label: _spent(run, against) for label, run in members}
+            for label, run in members:
+                slot = run_set.slots[label]
+                axes.errorbar(
+                    spent[label],
+                    in_percent(run.score),
+                    yerr=None if run.spread is None else in_percent(run.spread),
+                    marker=marker(slot),
+                    markersize=5,
+                    capsize=1.5,
+                    elinewidth=0.7,
+                    label=label,
+                    color=COLOURS[slot % len(COLOURS)],
+                    linestyle="none",
+                )
+            some = [value for value in spent.values() if value > 0]
+            if some and max(some) / min(some) >= 20:
+                axes.set_xscale("symlog", linthresh=min(some), linscale=0.5)
+                axes.minorticks_off()
+            axes.set_xlim(left=0 - 0.04 * max(some, default=1.0))
+            axes.set_xlabel(f"{COSTS[against]} to the best round")
+            axes.set_ylabel(f"test {members[0][1].metric} (%)")
+            set_title(axes, data, len(all_axes))
+        legend(figure, all_axes)
+    return figure
+
+
+def _spent(run: Run, against: str) -> float:
+    """Return what a run had used up to its best validation round, mean over seeds."""
+    totals = {
+        "rounds": [float(record["round"]) for record in run.records],
+        "seconds": run.seconds,
+        "megabytes": run.megabytes,
+    }[against]
+    found = []
+    for seed in run.summary.get("per_seed", [run.summary]):
+        best = seed["best_val"]["round"]
+        found.append(totals[max(best if isinstance(best, list) else [best]) - 1])
+    return statistics.fmean(found)
+
+
+def mean_ranks(runs: Sequence[Run], look: Look) -> Any:
+    """Draw the mean ranks of methods over seeds and data, with the critical difference."""
+    board = board_of(RunSet(runs))
+    if board is None or board.ranking is None or board.ranking.blocks < 2:
+        raise UserError(
+            "critical-difference needs several methods with the same seeds or data, two at least; "
+            "create some with: polyphily compare METHOD METHOD --seeds 0-4"
+        )
+    return critical_difference(board.ranking, look)
 
 
 FIGURES: dict[str, Draw] = {
     "convergence": convergence,
+    "cost": cost,
+    "critical-difference": mean_ranks,
+    "client-spread": client_spread,
+    "gain": gain,
     "homophily": homophily,
+    "spectra": spectra,
     "spectral-kl": spectral_kl,
+    "collaboration": collaboration,
     "client-scale": client_scale,
     "sensitivity": sensitivity,
     "ablation": ablation,
 }
-MEASURED = ("homophily", "spectral-kl")  # need an inspection of the clients
+MEASURED = ("gain", "homophily", "spectra", "spectral-kl")  # need an inspection of the clients
 OF_DATA = ("high-frequency", "inertia")  # need no runs, see `data_figures`
 
 
@@ -382,14 +324,14 @@ def _plot_scores(
             with_value = [run for run in members if value(run) is not None]
             if not with_value:  # the method does not have the varied setting: a constant line
                 for run in members[:1]:
-                    axes.axhline(_percent(run.score), linewidth=0.9, **look_of_line)
+                    axes.axhline(in_percent(run.score), linewidth=0.9, **look_of_line)
                 continue
             with_value.sort(key=lambda run: order.index(value(run)))
             x = [value(run) if numeric else order.index(value(run)) for run in with_value]
             axes.errorbar(
                 x,
-                [_percent(run.score) for run in with_value],
-                yerr=[0.0 if run.spread is None else _percent(run.spread) for run in with_value],
+                [in_percent(run.score) for run in with_value],
+                yerr=[0.0 if run.spread is None else in_percent(run.spread) for run in with_value],
                 marker=marker(slot),
                 capsize=1.5,
                 elinewidth=0.7,
@@ -412,46 +354,3 @@ def _varied(runs: Sequence[Run]) -> list[str]:
     methods = dict.fromkeys(run.method for run in runs)
     groups = [[run for run in runs if run.method == method] for method in methods]
     return list(dict.fromkeys(name for group in groups for name in differing(group)))
-
-
-def _measured(runs: Sequence[Run]) -> dict[str, Any]:
-    found = RunSet(runs).inspections()
-    if not found:
-        raise UserError(
-            "none of these runs has measurements of its clients, and their data are not here"
-        )
-    return found
-
-
-def _set_title(axes: Any, data: str, all_axes: int) -> None:
-    if all_axes > 1:
-        axes.set_title(data)
-
-
-def legend(figure: Any, all_axes: Sequence[Any]) -> None:
-    """Add one legend for all axes above them, unless there is only one line.
-
-    The figure grows by the height of the legend.
-    """
-    entries = {
-        name: handle
-        for axes in all_axes
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    if len(entries) > 1:
-        width = figure.get_figwidth() * 72
-        columns = max(1, int(width // (max(map(len, entries)) * 4.2 + 40)))
-        added = figure.legend(
-            entries.values(),
-            entries.keys(),
-            loc="outside upper center",
-            ncols=min(columns, len(entries)),
-            handlelength=2.8,
-            columnspacing=1.2,
-        )
-        height = added.get_window_extent().height / figure.dpi
-        figure.set_figheight(figure.get_figheight() + height)
-
-
-def _percent(value: float | None) -> float:
-    return math.nan if value is None else 100 * value

@@ -64,7 +64,7 @@ def draw_lines(
         log: whether the horizontal axes are logarithmic.
         even: whether marked points are equally far apart, whatever their x.
     """
-    from polyphily.report.figures import legend, line_style, marker, style
+    from polyphily.report.style import legend, line_style, marker, style
 
     with style():
         from matplotlib.ticker import MaxNLocator
@@ -113,7 +113,7 @@ def draw_bars(
         y: the label of the vertical axes.
         spreads: the deviations of the heights, if they are drawn.
     """
-    from polyphily.report.figures import legend, line_style, style
+    from polyphily.report.style import legend, line_style, style
 
     with style():
         figure, all_axes = panel_axes(len(panels))
@@ -173,7 +173,7 @@ def draw_heat(
     """
     import numpy as np
 
-    from polyphily.report.figures import style
+    from polyphily.report.style import style
 
     known = np.concatenate([np.ravel(heat.values) for heat in panels.values()])
     most = float(np.nanmax(np.abs(known), initial=0.0)) or 1.0
@@ -210,7 +210,7 @@ def show_heat(
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
-    from polyphily.report.figures import RAMP
+    from polyphily.report.style import RAMP
 
     values = np.asarray(heat.values, dtype=float)
     ramp = LinearSegmentedColormap.from_list("polyphily", RAMP)
@@ -240,7 +240,7 @@ def panel_axes(
         width: of the figure, which decides how many panels are beside each other: `NARROW`,
             `SQUARE` or `WIDE`; chosen by their number unless given.
     """
-    from polyphily.report.figures import Look, axes_grid
+    from polyphily.report.style import Look, axes_grid
 
     usual = {1: NARROW, 4: SQUARE}.get(count, WIDE)
     return axes_grid(count, Look(width=width or usual), ratio)

@@ -210,7 +210,7 @@ def homophily_levels(wanted: Wanted) -> Made:
     levels = {cell: homophily_of(runs.federation(cell)) for cell in present(VARIED, wanted)}
 
     def draw() -> Any:
-        from polyphily.report.figures import COLOURS, style
+        from polyphily.report.style import COLOURS, style
 
         with style():
             figure, all_axes = panel_axes(len(levels), 0.6)

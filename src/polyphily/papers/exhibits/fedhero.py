@@ -279,7 +279,7 @@ def most_different(found: Sequence[npt.NDArray[np.float64]]) -> tuple[int, int]:
 def _draw_neighbours(shown: Mapping[str, Mapping[str, npt.NDArray[np.float64]]]) -> Any:
     from matplotlib.figure import Figure
 
-    from polyphily.report.figures import COLOURS, style
+    from polyphily.report.style import COLOURS, style
 
     with style():
         rows = max(map(len, shown.values()))

@@ -106,7 +106,7 @@ def growth_against(column: str, label: str, wanted: Wanted) -> Made:
 
 
 def _scatter(points: Sequence[tuple[float, float]], label: str, title: str) -> Any:
-    from polyphily.report.figures import COLOURS, style
+    from polyphily.report.style import COLOURS, style
 
     with style():
         figure, (axes,) = panel_axes(1)

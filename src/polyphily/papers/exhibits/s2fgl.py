@@ -100,7 +100,7 @@ def semantic_and_spectral(wanted: Wanted) -> Made:
 
 
 def _semantic_and_spectral(rows: Sequence[Sequence[Any]], heats: Mapping[str, Heat]) -> Any:
-    from polyphily.report.figures import COLOURS, style
+    from polyphily.report.style import COLOURS, style
 
     with style():
         figure, all_axes = panel_axes(3 * len(heats), 0.85)
@@ -208,7 +208,7 @@ def targeted_gains(wanted: Wanted) -> Made:
 
 
 def _gains(rows: Sequence[Sequence[Any]]) -> Any:
-    from polyphily.report.figures import COLOURS, style
+    from polyphily.report.style import COLOURS, style
 
     blue, orange, green = COLOURS[:3]
     beside = {"NLIR": ("SIS, mean of clients", blue), "FGMA": ("KL, mean (nats)", orange)}
