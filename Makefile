@@ -2,14 +2,19 @@
 # make demo      install, then train on ten synthetic clients
 # make test      install the test tools, then the whole test suite
 # make test-deploy   the tests with a server and sites as processes, several minutes
+# make test-oldest   the suite with the oldest supported versions, in .venv-oldest (Python 3.11)
+# make test-newest   the suite with the newest versions, in .venv-newest
 # make check     lint, format and type checks
+# make dist      wheel and sdist in dist/, checked
+# make test-wheel    install the wheel in .venv-wheel, then the demo and each extra
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := install --quiet --disable-pip-version-check --constraint
+PIP := $(BIN)/pip $(INSTALL) constraints.txt
 
-.PHONY: install demo test test-deploy check format clean
+.PHONY: install demo test test-deploy test-oldest test-newest check format dist test-wheel clean
 
 install: $(VENV)/.installed
 demo: install
@@ -18,6 +23,8 @@ test: $(VENV)/.tools
 	$(BIN)/pytest -n auto
 test-deploy: $(VENV)/.tools
 	$(BIN)/pytest tests/flower -m deploy --durations=0 -rP
+test-oldest test-newest: test-%: .venv-%/.installed
+	.venv-$*/bin/pytest -n auto
 check: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,8 +33,14 @@ check: $(VENV)/.tools
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+dist: $(VENV)/.tools
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+test-wheel: dist
+	$(PYTHON) tests/wheel_trial.py dist/*.whl
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -40,4 +53,10 @@ $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+.venv-%/.installed: constraints-%.txt pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip $(INSTALL) $< torch
+	.venv-$*/bin/pip $(INSTALL) $< --editable '.[test]'
 	touch $@
