@@ -33,10 +33,10 @@ check: $(VENV)/.tools
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-dist: $(VENV)/.tools
+dist: .venv-dist/.installed
 	rm -rf dist
-	$(BIN)/python -m build
-	$(BIN)/twine check --strict dist/*
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
 test-wheel: dist
 	$(PYTHON) tests/wheel_trial.py dist/*.whl
 clean:
@@ -53,6 +53,12 @@ $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+# By themselves: twine 7 needs a newer packaging than flwr and optuna allow.
+.venv-dist/.installed:
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6.1'
 	touch $@
 
 .venv-%/.installed: constraints-%.txt pyproject.toml
