@@ -4,14 +4,19 @@
 # make test-deploy   the tests with a server and sites as processes, several minutes
 # make notebooks   the tutorials as Jupyter notebooks, in docs/tutorials/notebooks
 # make gallery   run the commands of docs/gallery and draw its pictures
+# make test-oldest   the suite with the oldest supported versions, in .venv-oldest (Python 3.11)
+# make test-newest   the suite with the newest versions, in .venv-newest
 # make check     lint, format and type checks
+# make dist      wheel and sdist in dist/, checked
+# make test-wheel    install the wheel in .venv-wheel, then the demo and each extra
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := install --quiet --disable-pip-version-check --constraint
+PIP := $(BIN)/pip $(INSTALL) constraints.txt
 
-.PHONY: install demo test test-deploy notebooks gallery check format clean
+.PHONY: install demo test test-deploy test-oldest test-newest notebooks gallery check format dist test-wheel clean
 
 install: $(VENV)/.installed
 demo: install
@@ -25,6 +30,8 @@ notebooks: install
 	$(BIN)/jupytext --quiet --set-kernel python3 --to notebooks//ipynb docs/tutorials/*.py
 gallery: install
 	$(BIN)/python docs/gallery/make.py
+test-oldest test-newest: test-%: .venv-%/.installed
+	.venv-$*/bin/pytest -n auto
 check: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,8 +40,14 @@ check: $(VENV)/.tools
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+dist: .venv-dist/.installed
+	rm -rf dist
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
+test-wheel: dist
+	$(PYTHON) tests/wheel_trial.py dist/*.whl
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -47,4 +60,16 @@ $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+# By themselves: twine 7 needs a newer packaging than flwr and optuna allow.
+.venv-dist/.installed:
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6.1'
+	touch $@
+
+.venv-%/.installed: constraints-%.txt pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip $(INSTALL) $< torch
+	.venv-$*/bin/pip $(INSTALL) $< --editable '.[test]'
 	touch $@
