@@ -423,8 +423,8 @@ class Execution:
         """Return the scores of both views per client, and the models of the method's view."""
         simulation = self.simulation
         views = {"received": simulation.received(), "trained": simulation.trained()}
-        scores = [self.evaluator.scores(simulation.predict(views[view])) for view in VIEWS]
-        return torch.stack(scores, dim=1), state_of(self.method, views[self.view])
+        scores = self.evaluator.scores_of_views([simulation.predict(views[view]) for view in VIEWS])
+        return scores, state_of(self.method, views[self.view])
 
     def _outcomes(self, report: RoundReport) -> list[dict[str, Any]]:
         """Return the record of a round for each federation."""
