@@ -396,7 +396,7 @@ def test_a_metric_must_return_one_value_per_client(wrong: object, words: str) ->
         with pytest.raises(UserError, match="metric 'wrong'") as caught:
             evaluator.scores(coarse_logits(50, 3, 0))
     assert words in str(caught.value)
-    assert "one value per client, of shape (2,)" in str(caught.value)
+    assert "one value per client, of shape (4,)" in str(caught.value), "two splits of two clients"
 
 
 def test_titles_are_for_reports() -> None:
