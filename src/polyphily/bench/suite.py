@@ -17,6 +17,7 @@ import torch
 from polyphily.bench.costs import costs, costs_table
 from polyphily.bench.loops import plain, plain_table
 from polyphily.bench.roofline import count_work, measure
+from polyphily.bench.runs import runs, runs_table
 from polyphily.bench.timing import (
     PLAIN,
     Loader,
@@ -45,7 +46,29 @@ METHODS = (
     ("s2fgl", "acm-gcn"),
     ("fedath", "gcn"),
 )
-__all__ = ["costs", "large", "machine", "methods", "plain", "precision", "scale", "seeds", "speed"]
+__all__ = [
+    "costs",
+    "large",
+    "machine",
+    "methods",
+    "plain",
+    "precision",
+    "runs",
+    "scale",
+    "seeds",
+    "speed",
+]
+QUICK = {
+    "speed": 3,
+    "methods": 2,
+    "runs": 5,
+    "costs": 2,
+    "plain": 1,
+    "scale": 2,
+    "seeds": 3,
+    "precision": 5,
+}  # timed rounds with --quick
+QUICK_LARGE = {"nodes": 50_000, "clients": 10, "rounds": 1}
 
 
 def machine(device: str, known: Mapping[str, Any] | None = None) -> Record:
@@ -251,6 +274,8 @@ def summary(records: Mapping[str, Any]) -> str:
         parts.append(_speed_table(records["speed"]))
     if records.get("methods"):
         parts.append(_methods_table(records["methods"]))
+    if records.get("runs"):
+        parts.append(runs_table(records["runs"]))
     if records.get("costs"):
         parts.append(costs_table(records["costs"]))
     if records.get("plain"):

@@ -275,9 +275,13 @@ def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
         return _padded_product(x, weight, segments)
     out = x.new_empty(segments.rows, weight.shape[2])
     rows, clients = segments.lengths
-    for own, matrices, found in zip(
-        x.split(rows), weight.split(clients), out.split(rows), strict=True
-    ):
+    parts = zip(
+        x.split_with_sizes(rows),
+        weight.split_with_sizes(clients),
+        out.split_with_sizes(rows),
+        strict=True,
+    )
+    for own, matrices, found in parts:
         if len(matrices) == 1:
             torch.mm(own, matrices[0], out=found)
         else:

@@ -317,12 +317,7 @@ class Execution:
             while simulation.round < settings.rounds:
                 if len(simulation.stopped) == simulation.starts[-1]:
                     break
-                record = self._one_round()
-                self.reports.append(record)
-                if self.folder:
-                    self.folder.append(record)
-                if self.out and simulation.placement.agree(self._checkpoint_due()):
-                    self.checkpoint()
+                record = self.advance()
                 if progress:
                     progress(record)
         except TrainingError:
@@ -330,6 +325,16 @@ class Execution:
                 self.write_models()
                 self.checkpoint()
             raise
+
+    def advance(self) -> dict[str, Any]:
+        """Run the next round, score it, and write its record, and a checkpoint if one is due."""
+        record = self._one_round()
+        self.reports.append(record)
+        if self.folder:
+            self.folder.append(record)
+        if self.out and self.simulation.placement.agree(self._checkpoint_due()):
+            self.checkpoint()
+        return record
 
     def _checkpoint_due(self) -> bool:
         return self.folder is not None and self.folder.checkpoint_due()
