@@ -363,8 +363,22 @@ def test_the_confusion_matrix_is_computed_once(monkeypatch: pytest.MonkeyPatch) 
         "polyphily.core.metrics.from_confusion",
         lambda confusion: calls.append(confusion) or from_confusion(confusion),
     )
-    Evaluator(random_graphs([20, 30]), 3, CPU).scores(coarse_logits(50, 3, 0))
-    assert len(calls) == len(SPLITS)
+    views = [coarse_logits(50, 3, seed) for seed in (0, 1)]
+    Evaluator(random_graphs([20, 30]), 3, CPU).scores_of_views(views)
+    assert len(calls) == 1, "once for all views and splits"
+
+
+@pytest.mark.parametrize(("classes", "metric"), [(2, "accuracy"), (3, "accuracy"), (3, "auc")])
+def test_views_and_splits_are_scored_in_one_pass(classes: int, metric: str) -> None:
+    evaluator = Evaluator(random_graphs([20, 30, 9], classes=classes), classes, CPU, metric)
+    views = [coarse_logits(59, classes, seed) for seed in (0, 1, 2)]
+    found = evaluator.scores_of_views(views)
+    assert found.shape == (3, len(views), len(SPLITS), len(evaluator.metrics))
+    for number, logits in enumerate(views):
+        for split, predictions in enumerate(evaluator.predictions(logits)):
+            expected = evaluator._scores(predictions)
+            torch.testing.assert_close(found[:, number, split], expected, equal_nan=True)
+    torch.testing.assert_close(evaluator.scores(views[1]), found[:, 1], equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +396,7 @@ def test_a_metric_must_return_one_value_per_client(wrong: object, words: str) ->
         with pytest.raises(UserError, match="metric 'wrong'") as caught:
             evaluator.scores(coarse_logits(50, 3, 0))
     assert words in str(caught.value)
-    assert "one value per client, of shape (2,)" in str(caught.value)
+    assert "one value per client, of shape (4,)" in str(caught.value), "two splits of two clients"
 
 
 def test_titles_are_for_reports() -> None:

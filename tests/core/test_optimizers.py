@@ -17,7 +17,9 @@ from polyphily.core.optimizers import (
     Optimizer,
     OptimizerSpec,
     clipped,
+    in_cache,
     initial_state,
+    own_gradients,
 )
 
 CLIENTS, STEPS = 4, 25
@@ -288,3 +290,22 @@ def test_a_parameter_may_be_a_scalar_per_client(kind: str) -> None:
             own.grad = torch.ones(())
             reference.step()
         assert_close(params["scale"][k], own.detach())
+
+
+def test_gradients_that_share_memory_are_told_apart() -> None:
+    one, two, mean = (torch.zeros(2, 3, requires_grad=True) for _ in range(3))
+    loss = ((one + two) * torch.arange(3.0)).sum() + mean.sum()
+    grads = torch.autograd.grad(loss, [one, two, mean])
+    found = own_gradients(dict(zip("abc", grads, strict=True)))
+    for name, grad in zip("abc", grads, strict=True):
+        torch.testing.assert_close(found[name], grad)
+    found["a"].add_(1)
+    found["c"][0].add_(1)
+    assert found["b"].tolist() == [[0.0, 1.0, 2.0]] * 2
+    assert found["c"].tolist() == [[2.0] * 3, [1.0] * 3]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 1 << 18), (7, 1 << 15), (2, 0)])
+def test_passes_over_parameters_meet_every_client_once(shape: tuple[int, ...]) -> None:
+    clients = list(range(shape[0]))
+    assert [k for own in in_cache(torch.empty(shape)) for k in clients[own]] == clients

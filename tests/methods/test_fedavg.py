@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from cases import SIZES, assert_same_bits, simulate, small_federation
+from cases import SIZES, assert_close, assert_same_bits, simulate, small_federation
+from polyphily.core.local import Local
 from polyphily.core.messages import Uploads, model_part
 from polyphily.core.method import create
+from polyphily.core.optimizers import add_proximal
+from polyphily.methods.fedavg import FedAvg
 
 
 class Reference(nn.Module):
@@ -188,11 +192,37 @@ def test_fedprox_pulls_towards_what_was_received() -> None:
 def test_fedprox_gradient_is_that_of_the_proximal_term() -> None:
     simulation = simulate(create("fedprox", {"mu": 0.7}), small_federation())
     local = simulation.received()
+    assert simulation.method.proximal(local) is None, "the first step starts at the anchor"
+    local.taken = 1
     local.params = {n: (p + 0.1).requires_grad_() for n, p in local.params.items()}
-    with_term = simulation.method.loss(local)
-    without = create("fedavg").loss(local)
-    count = sum(p[0].numel() for p in local.params.values())
-    torch.testing.assert_close(with_term - without, torch.full((4,), 0.35 * 0.01 * count).double())
+    pull = simulation.method.proximal(local)
+    assert pull is not None
+    grads = {n: torch.ones_like(p) for n, p in local.params.items()}
+    term = add_proximal(*pull, local.params, grads)
+    expected = 0.7 / 2 * local.drift(model_part(local.received))
+    torch.testing.assert_close(term, expected.detach())
+    found = torch.autograd.grad(expected.sum(), list(local.params.values()))
+    for (name, grad), wanted in zip(grads.items(), found, strict=True):
+        torch.testing.assert_close(grad, 1 + wanted, msg=name)
+
+
+@dataclass(frozen=True)
+class TermInLoss(FedAvg):
+    """FedProx with its term in the loss, as the paper has it."""
+
+    name = "term in loss"
+
+    def loss(self, local: Local) -> Tensor:
+        return super().loss(local) + 0.7 / 2 * local.drift(model_part(local.received))
+
+
+@pytest.mark.parametrize("epochs", ["3", "1-4"])
+def test_fedprox_trains_as_with_the_term_in_the_loss(epochs: str) -> None:
+    settings = {"epochs": epochs, "dropout": 0.3, "clip": 0.5}
+    found = simulate(create("fedprox", {"mu": 0.7}), small_federation(), 2, **settings)
+    expected = simulate(TermInLoss(), small_federation(), 2, **settings)
+    assert_close(found.tensors(), expected.tensors(), 1e-10)
+    assert found.advance().loss == pytest.approx(expected.advance().loss, rel=1e-10)
 
 
 def test_fedper_keeps_classifiers_apart() -> None:

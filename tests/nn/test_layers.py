@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -23,7 +26,9 @@ from builders import (
 )
 from polyphily.core.cohort import Cohort
 from polyphily.graphs.graph import Graph
-from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv
+from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv, matmul
+from polyphily.nn.segments import Segments
+from polyphily.nn.sparse import SparseMatrix, is_shared
 
 INPUTS, OUTPUTS, HEADS = 6, 4, 3
 SIZES = (
@@ -235,3 +240,26 @@ def test_initial_weights_fill_the_glorot_interval() -> None:
     assert 0.99 * bound < weight.max() <= bound
     assert -bound <= weight.min() < -0.99 * bound
     assert abs(float(weight.mean())) < 5 * bound / (3 * weight.numel()) ** 0.5
+
+
+def test_weights_that_clients_share_are_not_copied_and_change_no_bit() -> None:
+    dense = np.random.default_rng(0).standard_normal((90, 6))
+    rows, cols = np.nonzero(dense > 0)
+    owner = rows // 30
+    x = SparseMatrix.from_coordinates(
+        rows,
+        cols + 6 * owner,
+        dense[rows, cols],
+        (90, 18),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    segments = Segments((30, 30, 30), torch.device("cpu"))
+    graph = SimpleNamespace(segments=segments)
+    weight, bias = torch.randn(6, 4), torch.randn(4)
+    once, copied = weight.expand(3, 6, 4), weight.repeat(3, 1, 1)
+    assert is_shared(once)
+    assert not is_shared(copied)
+    assert not is_shared(once.clone().requires_grad_())
+    assert torch.equal(matmul(x, once, graph), matmul(x, copied, graph))
+    assert torch.equal(segments.expand(bias.expand(3, 4)), segments.expand(bias.repeat(3, 1)))

@@ -16,6 +16,7 @@ from polyphily.bench.costs import costs, costs_table
 from polyphily.bench.loops import plain, plain_table
 from polyphily.bench.many import clients_table, many_clients
 from polyphily.bench.roofline import count_work, measure
+from polyphily.bench.runs import runs, runs_table
 from polyphily.bench.timing import (
     PLAIN,
     Loader,
@@ -53,10 +54,24 @@ __all__ = [
     "methods",
     "plain",
     "precision",
+    "runs",
     "scale",
     "seeds",
     "speed",
 ]
+QUICK = {
+    "speed": 3,
+    "methods": 2,
+    "runs": 5,
+    "costs": 2,
+    "plain": 1,
+    "scale": 2,
+    "seeds": 3,
+    "precision": 5,
+    "clients": 2,
+}  # timed rounds with --quick
+QUICK_SIZES = (1_000, 3_000)  # numbers of clients
+QUICK_LARGE = {"nodes": 50_000, "clients": 10, "rounds": 1}
 
 
 def machine(device: str, known: Mapping[str, Any] | None = None) -> Record:
@@ -256,6 +271,8 @@ def summary(records: Mapping[str, Any]) -> str:
         parts.append(_speed_table(records["speed"]))
     if records.get("methods"):
         parts.append(_methods_table(records["methods"]))
+    if records.get("runs"):
+        parts.append(runs_table(records["runs"]))
     if records.get("costs"):
         parts.append(costs_table(records["costs"]))
     if records.get("plain"):

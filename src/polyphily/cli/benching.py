@@ -16,9 +16,9 @@ from polyphily.errors import UserError
 if TYPE_CHECKING:
     from polyphily.graphs.loading import Federation
 
-TABLES = ("speed", "methods", "costs", "plain", "clients")  # each is a list of records
-ON_DATASETS = ("speed", "methods", "costs", "plain", "seeds", "precision")  # divide a dataset
-PARTS = ("speed", "methods", "costs", "plain", "scale", "seeds", "precision", "large", "clients")
+TABLES = ("speed", "methods", "runs", "costs", "plain", "clients")  # each is a list of records
+ON_DATASETS = ("speed", "methods", "runs", "costs", "plain", "seeds", "precision")
+PARTS = (*TABLES[:-1], "scale", "seeds", "precision", "large", "clients")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -67,6 +67,16 @@ def bench(
     write: Annotated[
         Path | None, typer.Option("--write", help="Write all records to this file, as Markdown.")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Time few rounds in the suite, for a first impression.")
+    ] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            help="Compare --suite costs with this record; methods a fifth slower fail the check.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Time rounds of the stacked engine, the sequential one and a plain torch_geometric loop.
@@ -83,9 +93,12 @@ def bench(
     check_device(device)
     if write is not None:
         options.check_output("--write", write, (".md",))
+    recorded = None if check is None else _recorded_costs(check, suite)
     with use_threads(threads):
         if suite is not None or write is not None:
-            _suite(suite, device, out, write, partitions)
+            found = _suite(suite, device, out, write, partitions, quick=quick)
+            if recorded is not None:
+                _compare(recorded, found["costs"], device, partitions, quick=quick)
             return
         from polyphily.bench.suite import record
 
@@ -147,11 +160,58 @@ def _time(milliseconds: float) -> str:
     return f"{milliseconds:.2f} ms" if milliseconds < 1000 else duration(milliseconds / 1000)
 
 
-def _suite(
-    wanted: str | None, device: str, out: Path, write: Path | None, partitions: Path | None
+def _recorded_costs(file: Path, suite: str | None) -> list[dict[str, Any]]:
+    """Return the costs of methods in a record, such as docs/performance/cpu.json."""
+    if "costs" not in (suite or "").split(",") and suite != "all":
+        raise UserError("--check compares the costs of methods: add --suite costs")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--check {file}: cannot read a record there ({error})") from None
+    rows: list[dict[str, Any]] = found.get("costs", []) if isinstance(found, dict) else []
+    if not rows:
+        raise UserError(f"--check {file}: it has no costs of methods; write some: --suite costs")
+    return rows
+
+
+def _compare(
+    recorded: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    device: str,
+    partitions: Path | None,
+    *,
+    quick: bool,
 ) -> None:
+    """Print the methods that are slower than recorded; exit with status 1 if there are any."""
+    from polyphily.bench import suite
+    from polyphily.bench.check import slower_methods
+
+    few = {"rounds": suite.QUICK["costs"]} if quick else {}
+    slow = slower_methods(
+        recorded,
+        found,
+        lambda names: suite.costs(device, get=_loader(partitions), methods=names, **few),
+    )
+    console = Console(stderr=True, highlight=False)
+    for each in slow:
+        console.print(f"slower than recorded: {each}")
+    if slow:
+        raise typer.Exit(1)
+    console.print("no method is a fifth slower than recorded")
+
+
+def _suite(
+    wanted: str | None,
+    device: str,
+    out: Path,
+    write: Path | None,
+    partitions: Path | None,
+    *,
+    quick: bool = False,
+) -> dict[str, Any]:
     """Run parts of the suite, add them to the records in `out`, and write all records."""
     from polyphily.bench import suite
+    from polyphily.bench.check import origin
     from polyphily.runs.folder import write_text
 
     kind = device.partition(":")[0]
@@ -168,12 +228,16 @@ def _suite(
         records |= {"device": kind, "machine": suite.machine(device, known)}
         if part == "large":
             names = ("fedavg", "fedspa", "fedgsp", "fedath")
-            records[part] = [suite.large(device, name) for name in names]
+            size = suite.QUICK_LARGE if quick else {}
+            records[part] = [suite.large(device, name, **size) for name in names]
         else:
-            get = {"get": _loader(partitions)} if part in ON_DATASETS else {}
+            given: dict[str, Any] = {"rounds": suite.QUICK[part]} if quick else {}
+            given |= {"get": _loader(partitions)} if part in ON_DATASETS else {}
+            given |= {"sizes": suite.QUICK_SIZES} if quick and part == "clients" else {}
             measure: Any = suite.many_clients if part == "clients" else getattr(suite, part)
-            found = measure(device, **get)
+            found = measure(device, **given)
             records[part] = list(found) if part in TABLES else found
+        records.setdefault("origin", {})[part] = {**origin(), "quick": quick}
         out.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(records, indent=1) + "\n")
     if records.get("clients"):
@@ -189,6 +253,7 @@ def _suite(
         typer.echo(page)
     else:
         write_text(write, page)
+    return records
 
 
 def _loader(partitions: Path | None) -> Callable[..., Federation]:
@@ -210,6 +275,10 @@ rounds that the engines take in turn, in one process. *torch_geometric* is a pla
 (`src/polyphily/bench/geometric/`), with the same network, epochs, optimiser and dropout. *Least*
 is what the machine's measured copy bandwidth and matrix rate allow for the bytes and operations of
 a round. Accuracies after the timed rounds stand in the order of the engines.
+
+**Runs** (`--suite runs`). A round of `polyphily run` has scores of both views, the record, the best
+models and checkpoints besides. It takes turns with bare rounds of FedAvg, and with methods that add
+a term to it. *At most* is what we allow.
 
 **Costs of methods** (`--suite costs`). Every method trains with its defaults and on its own default
 backbone, on Cora divided among 10 clients (louvain-capped). Rounds of the method and of FedAvg take
@@ -243,8 +312,13 @@ The records are in `docs/performance/`, one file for each kind of device. To mea
 
     polyphily bench --suite costs,plain --out docs/performance --write docs/performance.md
 
-`--device cuda` adds those of a GPU. `--partitions FOLDER` stores partitions in files, and reads
-them where the partitioners are not installed."""
+To see whether a method has become a fifth slower than its record (exit status 1):
+
+    polyphily bench --suite costs --check docs/performance/cpu.json
+
+`--quick` times few rounds. A record names the versions and the commit that it was made with
+(`origin`). `--device cuda` adds those of a GPU. `--partitions FOLDER` stores partitions in files,
+and reads them where the partitioners are not installed."""
 
 
 def _numbers(text: str) -> list[int]:

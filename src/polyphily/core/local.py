@@ -16,7 +16,12 @@ from torch.nn import functional as F
 from polyphily.core.cohort import TrainingGraph
 from polyphily.core.messages import Message, model_part
 from polyphily.core.objective import Objective, focal_factor
-from polyphily.core.optimizers import Optimizer, OptimizerSpec
+from polyphily.core.optimizers import (
+    Optimizer,
+    OptimizerSpec,
+    add_proximal,
+    own_gradients,
+)
 from polyphily.errors import MethodError
 from polyphily.nn.backbones import Backbone, Output
 from polyphily.nn.draws import Draws
@@ -60,6 +65,7 @@ class Local:
         host: where the tensors of `given` come from if an engine replays rounds.
         objective: the weights of train nodes in the loss.
         constants: what `Method.prepare_round` computed once for this round.
+        taken: how many steps of the round have been taken.
         losses: mean loss of each client over its steps.
     """
 
@@ -77,6 +83,7 @@ class Local:
     host: HostInputs | None = None
     objective: Objective = field(default_factory=Objective)
     constants: Message = field(default_factory=dict)
+    taken: int = 0
     losses: Tensor | None = None
 
     def forward(self, params: Mapping[str, Tensor] | None = None) -> Output:
@@ -170,6 +177,7 @@ class Local:
         total = self.cohort.num_train.new_zeros(len(self.cohort))
         alike = len(set(self.steps)) == 1
         for step in range(max(self.steps)):
+            self.taken = step
             going = None if alike else [k for k, limit in enumerate(self.steps) if step < limit]
             if whole.changes and self.draws is not None:
                 self.cohort = whole.sample(self.draws)
@@ -185,9 +193,13 @@ class Local:
                 )
             names, values = zip(*self.params.items(), strict=True)
             gradients = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
-            grads = method.correct_gradients(self, dict(zip(names, gradients, strict=True)))
+            grads = own_gradients(dict(zip(names, gradients, strict=True)))
+            value = loss.detach()
+            if (pull := method.proximal(self)) is not None:
+                value = value + add_proximal(*pull, self.params, grads)
+            grads = method.correct_gradients(self, grads)
             stepper.step(grads, going)
-            total += loss.detach() if going is None else self._only(loss.detach(), going)
+            total += value if going is None else self._only(value, going)
         stepper.finish()
         self.cohort = whole
         self.losses = total / self.cohort.constant(self.steps)

@@ -182,8 +182,18 @@ class Method:
         """Return each client's loss, `[K]`; a client's value depends on that client alone."""
         return local.cross_entropy(local.forward().logits)
 
+    def proximal(self, local: Local) -> tuple[float, Message] | None:
+        """Return μ and the anchor of a term μ/2 ‖w − anchor‖² of the loss, if there is one.
+
+        Its gradient is added just before the step, which costs less than a term in `loss`.
+        """
+        return None
+
     def correct_gradients(self, local: Local, grads: Message) -> Message:
-        """Return the gradients to step with, for methods that correct them."""
+        """Return the gradients to step with, for methods that correct them.
+
+        The gradients may be changed in place.
+        """
         return grads
 
     def optimizer_for(self, parameter: str, run: OptimizerSpec) -> OptimizerSpec:

@@ -32,6 +32,8 @@ SPLITS = ("val", "test")
 class Predictions:
     """The scored nodes of all clients. Intermediate results that metrics share are cached.
 
+    Where several models or splits are scored in one pass, each counts as further clients.
+
     Attributes:
         logits: class scores, `[n, C]`.
         labels: classes, `[n]`.
@@ -496,6 +498,7 @@ class Evaluator:
             self._nodes.append(torch.from_numpy(np.concatenate(shifted)).to(device))
             self._labels.append(torch.from_numpy(np.concatenate(found)).to(device))
             self._segments.append(Segments(tuple(len(n) for n in nodes), device))
+        self._together: dict[int, tuple[Tensor, Tensor, Segments]] = {}
 
     @property
     def counts(self) -> npt.NDArray[np.float64]:
@@ -508,7 +511,31 @@ class Evaluator:
         Args:
             logits: class scores of the nodes of all clients, `[nodes, C]`.
         """
-        return torch.stack([self._scores(found) for found in self.predictions(logits)], dim=1)
+        return self.scores_of_views([logits])[:, 0]
+
+    def scores_of_views(self, views: Sequence[Tensor]) -> Tensor:
+        """Compute all metrics of several models, `[clients, views, splits, metrics]`, in one pass.
+
+        Splits of views are like further clients, so that every metric is computed once.
+
+        Args:
+            views: the class scores of each, `[nodes, C]`.
+        """
+        nodes, labels, segments = self._all_splits(len(views))
+        logits = views[0] if len(views) == 1 else torch.cat(list(views))
+        everything = Predictions(logits[nodes], labels, segments, self.classes, self.positive)
+        found = self._scores(everything)
+        return found.view(len(views), len(SPLITS), self.clients, -1).permute(2, 0, 1, 3)
+
+    def _all_splits(self, views: int) -> tuple[Tensor, Tensor, Segments]:
+        """Return nodes, labels and segments of all splits of some views, one after the other."""
+        if views not in self._together:
+            shift = sum(self._sizes)
+            nodes = [own + view * shift for view in range(views) for own in self._nodes]
+            sizes = tuple(size for segments in self._segments for size in segments.sizes)
+            segments = Segments(sizes * views, self._nodes[0].device)
+            self._together[views] = (torch.cat(nodes), torch.cat(self._labels * views), segments)
+        return self._together[views]
 
     def predictions(self, logits: Tensor) -> list[Predictions]:
         """Return the scored nodes of each split with their class scores."""
@@ -521,7 +548,7 @@ class Evaluator:
 
     def _scores(self, predictions: Predictions) -> Tensor:
         undefined = torch.full(
-            (self.clients,), math.nan, dtype=torch.float64, device=predictions.logits.device
+            (predictions.clients,), math.nan, dtype=torch.float64, device=predictions.logits.device
         )
         return torch.stack(
             [
@@ -594,9 +621,10 @@ def describe(
     number, weight = known.sum(axis=0), weights.sum(axis=0)
     means = ((filled * weights).sum(axis=0) / np.where(weight > 0, weight, 1)).tolist()
     plain = (filled.sum(axis=0) / np.maximum(number, 1)).tolist()
+    each, counted = scores.T.tolist(), number.tolist()
     found: dict[str, Any] = {}
     for column, name in enumerate(score_axis() if names is None else names):
-        if not number[column]:
+        if not counted[column]:
             metric = METRICS.find(name)
             if metric.classes is None and not metric.ranks:
                 found |= {name: None, f"{name}_client_mean": None}
@@ -604,6 +632,8 @@ def describe(
             continue
         found[name] = means[column]
         found[f"{name}_client_mean"] = plain[column]
-        each = zip(scores[:, column].tolist(), known[:, column].tolist(), strict=True)
-        found[f"{name}_per_client"] = [value if there else None for value, there in each]
+        own = each[column]
+        if counted[column] < len(own):
+            own = [None if math.isnan(value) else value for value in own]
+        found[f"{name}_per_client"] = own
     return found

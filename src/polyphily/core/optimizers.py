@@ -15,6 +15,7 @@ from polyphily.nn.sparse import flat
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PREFIX = "optimizer/"
 STEPS = PREFIX + "steps"
+AT_A_TIME = 1 << 17  # numbers in a pass over gradients on a CPU: few enough for its cache
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,53 @@ class Optimizer:
             eps=1e-8,
             maximize=False,
         )
+
+
+def own_gradients(grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return gradients that may be changed in place: dense, each in memory of its own.
+
+    Autograd returns one tensor for two parameters that are added, and an expanded one for a sum.
+    """
+    found: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, grad in grads.items():
+        place = grad.untyped_storage().data_ptr()
+        own = grad.is_contiguous() and place not in places
+        places.add(place)
+        found[name] = grad if own else grad.clone(memory_format=torch.contiguous_format)
+    return found
+
+
+def in_cache(params: Tensor) -> list[slice]:
+    """Return slices of clients whose parameters fit into a CPU's cache; on a GPU, all of them."""
+    each = max(1, AT_A_TIME // max(params[0].numel(), 1)) if params.is_cpu else len(params)
+    return [slice(start, start + each) for start in range(0, len(params), each)]
+
+
+def add_proximal(
+    weight: float,
+    anchor: Mapping[str, Tensor],
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+) -> Tensor:
+    """Add the gradient of weight/2 ‖params − anchor‖² in place; return the term itself, `[K]`.
+
+    Args:
+        weight: of the term.
+        anchor: what some of the parameters are pulled to.
+        params: the parameters.
+        grads: their gradients (`own_gradients`).
+    """
+    squares = []
+    with torch.no_grad():
+        for name, value in anchor.items():
+            own = []
+            for clients in in_cache(value):
+                way = params[name][clients] - value[clients]
+                grads[name][clients].add_(way, alpha=weight)
+                own.append(flat(way.square_()).sum(dim=1))
+            squares.append(torch.cat(own))
+    return weight / 2 * torch.stack(squares).sum(dim=0)
 
 
 def clipped(grads: Mapping[str, Tensor], limit: float) -> dict[str, Tensor]:

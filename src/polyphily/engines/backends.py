@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from polyphily.core.messages import Message, State, Uploads
+from polyphily.core.messages import Message, State, Uploads, model_part
 from polyphily.engines.storage import overwrite
 from polyphily.runtime.client import Trained, exactly_finite_clients, finite_clients
 
@@ -73,23 +73,26 @@ class Direct:
             asked: the same clients by federation, numbered in it.
         """
         simulation = self.simulation
-        downloads = simulation.download(asked)
         if not active:
             none = simulation.cohort.num_train.new_zeros(0)
             return Answers(Trained({}, {}, none), none.bool())
-        results = []
-        for group in simulation.groups.split(active):
+        results: list[Answers] = []
+        groups = simulation.groups.split(active)
+        models = model_part(simulation.memory) if len(groups) > 1 else {}
+        room = {n: t.new_empty(len(active), *t.shape[1:]) for n, t in models.items()}
+        for group in groups:
             members = [active[i] for i in group]
+            rows = _rows(members)
             whole = len(members) == len(simulation.clients)
             memory = simulation.memory
-            results.append(
-                simulation.clients.take(members).train(
-                    {n: t[group.start : group.stop] for n, t in downloads.items()},
-                    memory if whole else {n: t[members] for n, t in memory.items()},
-                    simulation.round,
-                )
+            trained = simulation.clients.take(members).train(
+                simulation.download(_part(asked, group)),
+                memory if whole else {n: t[rows] for n, t in memory.items()},
+                simulation.round,
+                into={n: t[group.start : group.stop] for n, t in room.items()},
             )
-        return Answers.of(joined(results))
+            results.append(Answers.of(trained))  # now, while the numbers are in the cache
+        return joined(results)
 
     def aggregate(self, arrived: Arrived, *, complete: bool) -> list[State]:
         """Return the servers' new states; a server that nothing arrived at keeps its own.
@@ -127,16 +130,47 @@ class Direct:
         simulation.moves += overwrite(simulation.memory, memory, in_place=simulation.in_place)
 
 
-def joined(results: Sequence[Trained]) -> Trained:
-    """Return what several groups of clients have trained, as one."""
+def _rows(members: Sequence[int]) -> slice | list[int]:
+    """Return how to index the rows of some clients: by a slice, without a copy, if they follow."""
+    first, end = members[0], members[-1] + 1
+    return slice(first, end) if list(members) == list(range(first, end)) else list(members)
+
+
+def _part(asked: Sequence[Sequence[int]], group: range) -> list[list[int]]:
+    """Return the clients of each federation that are in a group of places among all asked."""
+    found, start = [], 0
+    for own in asked:
+        first, end = max(group.start - start, 0), max(group.stop - start, 0)
+        found.append(list(own[first:end]))
+        start += len(own)
+    return found
+
+
+def joined(results: Sequence[Answers]) -> Answers:
+    """Return the answers of several groups of clients as one."""
     if len(results) == 1:
         return results[0]
 
     def stacked(messages: Sequence[Message]) -> Message:
-        return {n: torch.cat([message[n] for message in messages]) for n in messages[0]}
+        return {n: _join([message[n] for message in messages]) for n in messages[0]}
 
-    return Trained(
-        stacked([result.uploads for result in results]),
-        stacked([result.memory for result in results]),
-        torch.cat([result.losses for result in results]),
+    parts = [result.trained for result in results]
+    trained = Trained(
+        stacked([part.uploads for part in parts]),
+        stacked([part.memory for part in parts]),
+        torch.cat([part.losses for part in parts]),
     )
+    return Answers(trained, torch.cat([result.fine for result in results]))
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors, without a copy if they already follow each other in memory."""
+    first, place = parts[0], parts[0].data_ptr()
+    storage = first.untyped_storage().data_ptr()
+    for part in parts:
+        there = part.data_ptr() == place and part.untyped_storage().data_ptr() == storage
+        if not (there and part.is_contiguous()):
+            return torch.cat(list(parts))
+        place += part.nbytes
+    rows = sum(len(part) for part in parts)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())

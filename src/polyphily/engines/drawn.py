@@ -31,7 +31,7 @@ from polyphily.graphs.loading import Federation
 from polyphily.graphs.mapped import MappedGraphs
 from polyphily.graphs.random import generator
 from polyphily.nn.backbones import Backbone
-from polyphily.runtime.client import Clients, Trained, cohort_of
+from polyphily.runtime.client import Clients, cohort_of
 from polyphily.runtime.network import build_network
 
 
@@ -232,17 +232,16 @@ class OnDisk(Direct):
         downloads = simulation.download(asked)
         clients = simulation.drawn(active)
         states = simulation.read(active, clients)
-        results: list[Trained] = []
+        results = []
         for group in Groups(clients, simulation.settings).split(range(len(active))):
             rows = slice(group.start, group.stop)
-            results.append(
-                clients.take(group).train(
-                    {n: t[rows] for n, t in downloads.items()},
-                    {n: t[rows] for n, t in states.items()},
-                    simulation.round,
-                )
+            trained = clients.take(group).train(
+                {n: t[rows] for n, t in downloads.items()},
+                {n: t[rows] for n, t in states.items()},
+                simulation.round,
             )
-        return Answers.of(joined(results))
+            results.append(Answers.of(trained))
+        return joined(results)
 
     def store(
         self,

@@ -1,22 +1,24 @@
-"""Groups of clients that train together: as many as memory allows, or one by one."""
+"""Groups of clients that train together: as many as memory and caches allow, or one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import groupby
 
 from polyphily.core.settings import Settings
 from polyphily.runtime.client import Clients
-from polyphily.runtime.machine import free_memory
+from polyphily.runtime.machine import cache_size, free_memory
 
-IN_CACHE = 1 << 25  # bytes; four rates on clients of 60 nodes took 0.6 of the time, on Cora 1.1
 ACTIVATIONS = 16  # numbers kept per node and hidden unit in a layer's forward and backward pass
 
 
 class Groups:
     """Splits clients into groups that train in one pass.
 
-    Who trains beside a client changes the client's numbers by rounding at most, and the time.
+    Who trains beside a client changes the client's numbers by rounding at most, and the time. A GPU
+    gains until its memory is full. A CPU gains from stacked federations only while the numbers of
+    a group stay in its cache, whose size is measured (`cache_size`).
 
     Args:
         clients: all clients of the process.
@@ -33,14 +35,32 @@ class Groups:
         """Return groups of consecutive places in `active`."""
         if self.settings.engine == "sequential":
             return [range(i, i + 1) for i in range(len(active))]
-        groups, start, used = [], 0, 0
-        for i, client in enumerate(active):
-            need = self._bytes_to_train[client]
-            if i > start and used + need > self.budget:
-                groups.append(range(start, i))
-                start, used = i, 0
-            used += need
-        return [*groups, range(start, len(active))]
+        groups: list[range] = []
+        start = end = used = 0
+        for members in self._federations(active):
+            needs = [self._bytes_to_train[client] for client in members]
+            if end > start and used + sum(needs) > self.limit:
+                groups.append(range(start, end))
+                start, used = end, 0
+            for need in needs:
+                if end > start and used + need > self.budget:
+                    groups.append(range(start, end))
+                    start, used = end, 0
+                end, used = end + 1, used + need
+        return [*groups, range(start, end)]
+
+    def _federations(self, active: Sequence[int]) -> list[list[int]]:
+        """Return the active clients of each federation."""
+        owner = self.clients.cohort.federations
+        return [list(own) for _, own in groupby(active, key=lambda client: owner[client])]
+
+    @cached_property
+    def limit(self) -> int:
+        """The bytes up to which stacked federations gain."""
+        cohort = self.clients.cohort
+        if cohort.device.type != "cpu" or len(cohort.blocks) == 1:
+            return self.budget
+        return min(cache_size(), self.budget)
 
     def to_predict(self) -> list[range]:
         """Return the groups in which all clients are scored: one, if memory allows it."""
@@ -49,12 +69,9 @@ class Groups:
 
     @property
     def room(self) -> int:
-        """The number of simulations like this one that gain by training in one group, at least 1.
-
-        A GPU gains until its memory is full, a CPU while the work of a group stays in its cache.
-        """
+        """The number of simulations like this one that gain by training together, at least 1."""
         on_cpu = self.clients.cohort.device.type == "cpu"
-        limit = min(IN_CACHE, self.budget) if on_cpu else self.budget
+        limit = min(cache_size(), self.budget) if on_cpu else self.budget
         return max(1, limit // sum(self._bytes_to_train))
 
     @cached_property

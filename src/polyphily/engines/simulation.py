@@ -30,6 +30,7 @@ from polyphily.errors import Diverged, MethodError
 from polyphily.graphs.loading import Federation
 from polyphily.nn.backbones import Backbone
 from polyphily.runtime.client import Clients, Trained, cohort_of
+from polyphily.runtime.machine import keep_freed_memory
 from polyphily.runtime.network import build_network
 from polyphily.runtime.server import RoundPlan, Server
 
@@ -92,6 +93,8 @@ class Simulation:
         self.settings = replace(settings, device=self.placement.device(settings.device))
         self.device = torch.device(self.settings.device)
         self.in_place = self.device.type == "cuda"
+        if self.device.type == "cpu":
+            keep_freed_memory()
         first, members = federations[0], self.placement.members
         here = [(s, f, k) for s, f in enumerate(federations) for k in members[s]]
         attack = Attack.parse(self.settings.attack)

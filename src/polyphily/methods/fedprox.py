@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from polyphily.core.local import Local
-from polyphily.core.messages import model_part
+from polyphily.core.messages import Message, model_part
 from polyphily.core.method import parameter, register
 from polyphily.core.search import Range
 from polyphily.methods.fedavg import FedAvg
@@ -25,5 +23,6 @@ class FedProx(FedAvg):
         0.01, "weight of the proximal term", symbol="μ", search=Range(1e-3, 1.0, log=True)
     )
 
-    def loss(self, local: Local) -> Tensor:
-        return super().loss(local) + self.mu / 2 * local.drift(model_part(local.received))
+    def proximal(self, local: Local) -> tuple[float, Message] | None:
+        first = local.taken == 0  # w is w_received, and the term is zero
+        return None if first else (self.mu, model_part(local.received))

@@ -23,6 +23,7 @@ from polyphily.core.messages import (
     to_each,
 )
 from polyphily.core.method import parameter, register, travels
+from polyphily.core.optimizers import in_cache
 from polyphily.core.search import Choices
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn.backbones import Backbone
@@ -75,12 +76,13 @@ class Scaffold(FedAvg):
         return dict(zip(names, grads, strict=True))
 
     def correct_gradients(self, local: Local, grads: Message) -> Message:
-        return {
-            n: g - local.memory[CONTROL + n] + local.received[CONTROL + n]
-            if CONTROL + n in local.memory
-            else g
-            for n, g in grads.items()
-        }
+        for name, grad in grads.items():
+            if CONTROL + name not in local.memory:
+                continue
+            own, common = local.memory[CONTROL + name], local.received[CONTROL + name]
+            for clients in in_cache(grad):
+                grad[clients].sub_(own[clients]).add_(common[clients])
+        return grads
 
     def update_memory(self, local: Local) -> Message:
         if self.option == "I":

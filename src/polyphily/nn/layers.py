@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyphily.nn import kernels
-from polyphily.nn.sparse import SparseMatrix
+from polyphily.nn.sparse import SparseMatrix, is_shared
 
 if TYPE_CHECKING:
     from polyphily.nn.segments import Segments
@@ -31,9 +31,11 @@ def zeros(*shape: int) -> nn.Parameter:
 
 def matmul(x: Tensor | SparseMatrix, weight: Tensor, graph: GraphOperators) -> Tensor:
     """Return each client's rows of `x` times that client's `weight`, `[K, inputs, outputs]`."""
-    if isinstance(x, SparseMatrix):
-        return x @ weight.reshape(-1, weight.shape[2])
-    return graph.segments.matmul(x, weight)
+    if not isinstance(x, SparseMatrix):
+        return graph.segments.matmul(x, weight)
+    if is_shared(weight):
+        return x.folded(weight.shape[1]) @ weight[0]
+    return x @ weight.reshape(-1, weight.shape[2])
 
 
 def matmul_both(

@@ -29,6 +29,15 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def is_shared(weight: Tensor) -> bool:
+    """Return whether all clients have the same weights, in memory once (`expand`), for no gradient.
+
+    A product then needs no copy per client. On a GPU the kernels for stacked weights are used.
+    """
+    once = len(weight) > 1 and weight.stride(0) == 0
+    return once and not (weight.is_cuda or weight.requires_grad)
+
+
 @dataclass(frozen=True)
 class SparseMatrix:
     """A matrix in CSR form together with the CSR form of its transpose.
@@ -83,6 +92,23 @@ class SparseMatrix:
     def nnz(self) -> int:
         """The number of stored entries."""
         return len(self.col)
+
+    def folded(self, width: int) -> SparseMatrix:
+        """Return a block-diagonal matrix with its blocks below each other, for products only.
+
+        Args:
+            width: the columns of each block.
+        """
+        if width not in self._folded:
+            empty = self.col.new_empty(0)
+            self._folded[width] = SparseMatrix(
+                (self.shape[0], width), self.crow, self.col % width, empty, empty, empty, self.value
+            )
+        return self._folded[width]
+
+    @cached_property
+    def _folded(self) -> dict[int, SparseMatrix]:
+        return {}
 
     @cached_property
     def row(self) -> Tensor:

@@ -42,7 +42,7 @@ CLIENTS = "clients"
 CURVES = "curves.json"
 START = "start.json"
 LOCK = "lock"
-SHARE = 0.1  # at most this share of a run goes into writing checkpoints
+SHARE = 0.01  # at most this share of a run goes into writing checkpoints
 
 
 class RunFolder:
@@ -110,7 +110,7 @@ class RunFolder:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a round's record to `metrics.jsonl`."""
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(clean(record), allow_nan=False) + "\n")
+            file.write(_line(record))
 
     def records(self, name: str = METRICS) -> list[dict[str, Any]]:
         """Return the objects in a file with one JSON object per line."""
@@ -284,6 +284,14 @@ def clean(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """Return a record as a line of JSON; it is cleaned only if it must be."""
+    try:
+        return json.dumps(record, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(clean(record), allow_nan=False) + "\n"
 
 
 def safe_name(name: str) -> str:

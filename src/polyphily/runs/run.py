@@ -348,12 +348,7 @@ class Execution:
             while simulation.round < settings.rounds:
                 if simulation.ended:
                     break
-                record = self._one_round()
-                self.reports.append(record)
-                if self.folder:
-                    self.folder.append(record)
-                if self.out and simulation.placement.agree(self._checkpoint_due()):
-                    self.checkpoint()
+                record = self.advance()
                 if progress:
                     progress(record)
         except TrainingError:
@@ -361,6 +356,16 @@ class Execution:
                 self.write_models()
                 self.checkpoint()
             raise
+
+    def advance(self) -> dict[str, Any]:
+        """Run the next round, score it, and write its record, and a checkpoint if one is due."""
+        record = self._one_round()
+        self.reports.append(record)
+        if self.folder:
+            self.folder.append(record)
+        if self.out and self.simulation.placement.agree(self._checkpoint_due()):
+            self.checkpoint()
+        return record
 
     def _checkpoint_due(self) -> bool:
         return self.folder is not None and self.folder.checkpoint_due()
@@ -456,8 +461,8 @@ class Execution:
         """Return the scores of both views per client, and the models of the method's view."""
         simulation = self.simulation
         views = {"received": simulation.received(), "trained": simulation.trained()}
-        scores = [self.evaluator.scores(simulation.predict(views[view])) for view in VIEWS]
-        return torch.stack(scores, dim=1), state_of(self.method, views[self.view])
+        scores = self.evaluator.scores_of_views([simulation.predict(views[view]) for view in VIEWS])
+        return scores, state_of(self.method, views[self.view])
 
     def _outcomes(self, report: RoundReport) -> list[dict[str, Any]]:
         """Return the record of a round for each federation."""

@@ -198,6 +198,7 @@ class Clients:
         round_index: int,
         steps: Sequence[int] | None = None,
         host: HostInputs | None = None,
+        into: Message | None = None,
     ) -> Trained:
         """Run one round: receive, train, upload.
 
@@ -208,6 +209,7 @@ class Clients:
             steps: how many steps each client takes; drawn from `epochs` unless given.
             host: given if the round is recorded to be replayed: brings in what the host computes.
                 The clients of a federation have then taken equally many steps.
+            into: memory for the trained parameters, by name; they are in new tensors otherwise.
         """
         method, cohort, optimizer = self.method, self.cohort, self.optimizer
         steps = self.steps(round_index) if steps is None else steps
@@ -229,7 +231,7 @@ class Clients:
             objective=self.objective,
         )
         local.params = {
-            name: value.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+            name: _copied(value.detach(), (into or {}).get(name)).requires_grad_()
             for name, value in method.receive(local).items()
         }
         if optimizer.keep:  # it steps in place, and a refused round must leave no trace
@@ -306,6 +308,13 @@ class Clients:
         )
         with torch.no_grad():
             return method.predict(seen)
+
+
+def _copied(value: Tensor, into: Tensor | None) -> Tensor:
+    """Return a contiguous copy of a tensor, in the memory given if it fits."""
+    if into is None or into.shape != value.shape or into.dtype != value.dtype:
+        return value.clone(memory_format=torch.contiguous_format)
+    return into.copy_(value)
 
 
 class _Named(dict[str, Tensor]):
