@@ -3,13 +3,14 @@
 # make test      install the test tools, then the whole test suite
 # make test-deploy   the tests with a server and sites as processes, several minutes
 # make check     lint, format and type checks
+# make docs      the documentation as a website, in site/; a broken link is an error
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-deploy check format clean
+.PHONY: install demo test test-deploy check docs format clean
 
 install: $(VENV)/.installed
 demo: install
@@ -23,11 +24,13 @@ check: $(VENV)/.tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+docs: $(VENV)/.docs
+	PYTHONPATH=docs $(BIN)/python -m website site
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -40,4 +43,8 @@ $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
 	touch $@
