@@ -34,6 +34,7 @@ html_static_path = [str(Path(__file__).parent / "style.css")]
 html_css_files = ["style.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_context = {"default_mode": "auto"}
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "Polyphily"},
     "header_links_before_dropdown": 8,
@@ -82,6 +83,16 @@ def _field(line: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", line)
 
 
+def _short_signature(
+    app: Any, what: str, name: str, value: Any, options: Any, signature: str | None, returned: str
+) -> tuple[str, str] | None:
+    """Write a default that a dataclass computes as `...`; Sphinx cannot read `<factory>`."""
+    if not signature or "<factory>" not in signature:
+        return None
+    return signature.replace("<factory>", "..."), returned
+
+
 def setup(app: Any) -> None:
     """Connect the above with Sphinx."""
     app.connect("autodoc-process-docstring", _plain_docstring, priority=900)
+    app.connect("autodoc-process-signature", _short_signature)

@@ -104,15 +104,18 @@ def _hyperparameters(rows: list[dict[str, Any]], ranges: Mapping[str, Search]) -
         return "None."
     lines = []
     for row in rows:
-        choices = f"One of: {', '.join(row['choices'])}." if row["choices"] else ""
-        forms = [f"{form}: {row[form]}" for form in ("paper", "code") if row[form] is not None]
-        tuned = f"--tune: {ranges[row['name']]}" if row["search"] else ""
-        meaning = "\n".join(filter(None, (row["meaning"], choices, *forms, tuned)))
-        symbol = "" if row["symbol"] == row["name"] else cell(row["symbol"])
-        lines.append((f"`{row['name']}`", symbol, f"`{row['default']}`", cell(meaning)))
-    return "Set with `--set name=value`.\n\n" + table(
-        ("name", "symbol", "default", "meaning"), lines
-    )
+        name = f"`{row['name']}`" + (
+            "" if row["symbol"] == row["name"] else f" {cell(row['symbol'])}"
+        )
+        meaning = (
+            row["meaning"],
+            f"One of: {', '.join(row['choices'])}." if row["choices"] else "",
+            f"Default: `{row['default']}`",
+            *[f"{form}: `{row[form]}`" for form in ("paper", "code") if row[form] is not None],
+            f"--tune: {ranges[row['name']]}" if row["search"] else "",
+        )
+        lines.append((name.strip(), cell("\n".join(filter(None, meaning)))))
+    return "Set with `--set name=value`.\n\n" + table(("name", "meaning"), lines)
 
 
 def _tensors(rows: list[dict[str, str]]) -> str:
