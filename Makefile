@@ -7,6 +7,7 @@
 # make test-oldest   the suite with the oldest supported versions, in .venv-oldest (Python 3.11)
 # make test-newest   the suite with the newest versions, in .venv-newest
 # make check     lint, format and type checks
+# make docs      the documentation as a website, in site/; a broken link is an error
 # make dist      wheel and sdist in dist/, checked
 # make test-wheel    install the wheel in .venv-wheel, then the demo and each extra
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALL := install --quiet --disable-pip-version-check --constraint
 PIP := $(BIN)/pip $(INSTALL) constraints.txt
 
-.PHONY: install demo test test-deploy test-oldest test-newest notebooks gallery check format dist test-wheel clean
+.PHONY: install demo test test-deploy test-oldest test-newest notebooks gallery check docs format dist test-wheel clean
 
 install: $(VENV)/.installed
 demo: install
@@ -25,8 +26,7 @@ test: $(VENV)/.tools
 	$(BIN)/pytest -n auto
 test-deploy: $(VENV)/.tools
 	$(BIN)/pytest tests/flower tests/test_tutorials.py -m deploy --durations=0 -rP
-notebooks: install
-	$(PIP) --editable '.[docs]'
+notebooks: $(VENV)/.docs
 	$(BIN)/jupytext --quiet --set-kernel python3 --to notebooks//ipynb docs/tutorials/*.py
 gallery: install
 	$(BIN)/python docs/gallery/make.py
@@ -37,6 +37,8 @@ check: $(VENV)/.tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+docs: $(VENV)/.docs
+	PYTHONPATH=docs $(BIN)/python -m website site
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -47,7 +49,7 @@ dist: .venv-dist/.installed
 test-wheel: dist
 	$(PYTHON) tests/wheel_trial.py dist/*.whl
 clean:
-	rm -rf $(VENV) .venv-* dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +62,10 @@ $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 
 $(VENV)/.tools: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 # By themselves: twine 7 needs a newer packaging than flwr and optuna allow.

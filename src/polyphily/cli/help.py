@@ -62,10 +62,10 @@ def _print_help(command: click.Command, ctx: click.Context) -> None:
     for paragraph in (command.help or "").split("\n\n"):
         console.print()
         console.print(" ".join(paragraph.split()), markup=False)
-    panels = _commands(command, ctx) if isinstance(command, click.Group) else {ARGUMENTS: []}
+    panels = commands_of(command, ctx) if isinstance(command, click.Group) else {ARGUMENTS: []}
     panels[OPTIONS] = []  # of a group, after its commands
     for parameter in command.get_params(ctx):
-        if record := _record(parameter, ctx):
+        if record := row_of(parameter, ctx):
             usual = ARGUMENTS if isinstance(parameter, click.Argument) else OPTIONS
             panel = getattr(parameter, "rich_help_panel", None) or usual
             panels.setdefault(panel, []).append(record)
@@ -77,7 +77,7 @@ def _print_help(command: click.Command, ctx: click.Context) -> None:
             console.print(Padding(_table(rows, width), (0, 0, 0, 2), expand=False))
 
 
-def _commands(group: click.Group, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+def commands_of(group: click.Group, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
     """Return names and first sentences of a group's commands, by heading."""
     known = group.list_commands(ctx)
     panels = {**(PANELS if ctx.parent is None else {}), COMMANDS: ()}
@@ -108,7 +108,7 @@ def _divided(name: str) -> list[str]:
     return [name] if len(name) <= WIDEST else name.split(", ")
 
 
-def _record(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
+def row_of(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
     """Return the names of a parameter with the word for its value, and its text with markup."""
     record = parameter.get_help_record(ctx)
     if record is None:
