@@ -99,7 +99,7 @@ print(sorted(heavy & sys.modules.keys()), file=sys.stderr)
 
 def test_every_setting_is_a_flag(cli: Cli) -> None:
     for command in ("run", "compare"):
-        words = cli(command, "--help").out.split()
+        words = cli(command, "--help").out.replace(",", " ").split()
         for field in dataclasses.fields(Settings):
             assert f"--{field.name.replace('_', '-')}" in words
         for name in ("--dataset", "--partition", "--clients", "--split", "--normalize", "--out"):

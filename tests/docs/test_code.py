@@ -122,7 +122,8 @@ def check(line: str) -> None:
         for name in filter(None, named if rest[:1] in (["run"], ["compare"], ["methods"]) else []):
             assert name == "METHOD" or name.lower() in {*METHODS, "all", "fedavgm"}, name
     elif first == "make":
-        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        rule = rf"^([\w-]+ )*{rest[0]}( [\w-]+)*:"
+        assert re.search(rule, (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     elif first == "pip":
         for extra in re.findall(r"\[(.*)\]", line):
             assert set(extra.split(",")) <= EXTRAS.keys()

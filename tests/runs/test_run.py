@@ -579,7 +579,7 @@ def test_a_run_leaves_its_files(done: Done) -> None:
     files = {str(p.relative_to(done.folder)) for p in done.folder.rglob("*") if p.is_file()}
     assert files == {
         *("config.toml", "partition.npz", "metrics.jsonl", "summary.json", "curves.json"),
-        "checkpoint/state.safetensors",
+        *("start.json", "lock", "checkpoint/state.safetensors"),
         *models,
     }
     assert done.result.folder == done.folder

@@ -16,7 +16,6 @@ from polyphily.nn import kernels
 from polyphily.nn.sparse import SparseMatrix, flat, full, is_shared
 
 PADDING = 1.25  # largest ratio of sizes of clients that share a padded product
-NARROW = 16  # columns below which a CPU computes (grad^T x)^T three times as fast as x^T grad
 
 
 class Run(NamedTuple):
@@ -292,11 +291,10 @@ def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
 
 def _gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
     """Return the gradient of each client's matrix, `[clients, i, o]`, client by client."""
-    left, right = (grad, x) if grad.shape[1] < NARROW else (x, grad)
-    out = x.new_empty(len(segments), left.shape[1], right.shape[1])
+    out = x.new_empty(len(segments), x.shape[1], grad.shape[1])
     for run in segments.runs:
-        torch.bmm(run.view(left).mT, run.view(right), out=out[run.clients])
-    return out if left is x else out.mT.contiguous()
+        torch.bmm(run.view(x).mT, run.view(grad), out=out[run.clients])
+    return out
 
 
 class _GroupedProduct(torch.autograd.Function):
