@@ -186,3 +186,11 @@ def test_examples_in_docstrings(name: str) -> None:
     result = doctest.testmod(import_module(f"website.{name}"))
     assert result.attempted
     assert not result.failed
+
+
+def test_pictures_load_nothing_from_elsewhere() -> None:
+    pictures = sorted(DOCS.rglob("*.svg"))
+    assert DOCS / "demo.svg" in pictures
+    for picture in pictures:
+        text = picture.read_text(encoding="utf-8")
+        assert not re.search(r"(url\(\W?|(href|src)=\W)https?:", text), picture.name
