@@ -71,7 +71,7 @@ QUICK = {
     "clients": 2,
 }  # timed rounds with --quick
 QUICK_SIZES = (1_000, 3_000)  # numbers of clients
-QUICK_LARGE = {"nodes": 50_000, "clients": 10, "rounds": 1}
+QUICK_LARGE = {"nodes": 20_000, "clients": 10, "rounds": 1}
 
 
 def machine(device: str, known: Mapping[str, Any] | None = None) -> Record:
