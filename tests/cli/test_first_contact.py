@@ -1,4 +1,4 @@
-"""What a newcomer's machine may lack: an old Python, packages, room on the disk, UTF-8."""
+"""Lacks of a newcomer's machine: an old Python, packages, room on the disk, UTF-8."""
 
 from __future__ import annotations
 

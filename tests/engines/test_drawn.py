@@ -56,7 +56,7 @@ def test_a_run_on_disk_equals_one_in_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_server_keeps_nothing_that_grows_with_the_clients(name: str) -> None:
-    """What `kept_for_all` says of the initial state holds for the state after rounds, too."""
+    """Check that what `kept_for_all` says of the initial state holds after rounds, too."""
     if is_refused(name):
         pytest.skip("its server needs all clients")
     shapes = []

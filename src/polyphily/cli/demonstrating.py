@@ -136,7 +136,7 @@ def _per_client(summary: Mapping[str, Any], metric: str) -> Sequence[float]:
 
 @dataclass
 class Row:
-    """How far a method is.
+    """The progress of a method in the live table.
 
     Attributes:
         done: its complete rounds.

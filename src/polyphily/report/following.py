@@ -32,7 +32,7 @@ STOPPED, FINISHED = "stopped", "finished"
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands.
+    """The standing of a run: how far it is, and whether a process works on it.
 
     Attributes:
         name: the name of the run.
