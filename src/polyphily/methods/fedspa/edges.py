@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,27 +55,8 @@ class KindSums:
             alpha: the harmoniser's output.
         """
         hom, het = self.hom @ x, self.het @ x
-        found: Tensor = _Mixed.apply(hom, het, everything - hom - het, alpha)  # type: ignore[no-untyped-call]
-        return found
-
-
-class _Mixed(torch.autograd.Function):
-    """[hom + alpha unknown, het + (1 - alpha) unknown], differentiable in alpha alone."""
-
-    @staticmethod
-    def forward(ctx: Any, hom: Tensor, het: Tensor, unknown: Tensor, alpha: Tensor) -> Tensor:
-        ctx.save_for_backward(unknown)
-        width = hom.shape[1]
-        out = hom.new_empty(len(hom), 2 * width)
-        torch.addcmul(hom, alpha, unknown, out=out[:, :width])
-        torch.addcmul(het, 1 - alpha, unknown, out=out[:, width:])
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor]:
-        (unknown,) = ctx.saved_tensors
-        hom, het = grad.chunk(2, dim=1)
-        return None, None, None, (hom - het).mul_(unknown).sum(dim=1, keepdim=True)
+        unknown = everything - hom - het
+        return torch.cat([hom + alpha * unknown, het + (1 - alpha) * unknown], dim=1)
 
 
 @dataclass(frozen=True)
