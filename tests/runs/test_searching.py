@@ -372,6 +372,30 @@ def test_lack_of_memory_is_a_failed_trial(
     assert [trial.failure for trial in found.trials] == ["", "there was not enough memory", ""]
 
 
+def test_rates_that_do_not_fit_into_memory_together_train_in_several_passes(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"lr": (0.01, 0.03, 0.1)}
+    once: list[int] = []
+    passes: list[int] = []
+
+    def keep(found: list[int]) -> Any:
+        return lambda number, execution: found.append(len(execution.federations))
+
+    whole = search("fedavg", [federation], TINY, trials=2, rates=rates, trained=keep(once))
+    joined = searching.stacked
+
+    def scarce(method: Any, federations: Any, settings: Any, pairs: Any, **rest: Any) -> Any:
+        if len(pairs) > 1:
+            raise torch.OutOfMemoryError("too large")
+        return joined(method, federations, settings, pairs, **rest)
+
+    monkeypatch.setattr(searching, "stacked", scarce)
+    parts = search("fedavg", [federation], TINY, trials=2, rates=rates, trained=keep(passes))
+    assert plain(parts) == plain(whole)
+    assert (once, passes) == ([3, 3], [1] * 6)
+
+
 # Requests and progress ---------------------------------------------------------------------------
 
 

@@ -268,6 +268,26 @@ def test_a_row_whose_trial_lacked_memory_is_run_again_and_shown_nowhere(
     assert "local" in standings(board, row, tmp_path)
 
 
+def test_a_row_that_needs_several_passes_is_the_same_row(
+    results: tuple[Leaderboard, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, folder = results
+    row, cell = board.entrants(["local"]), board.cells[0]
+    joined = searching.stacked
+
+    def scarce(method: Any, federations: Any, settings: Any, pairs: Any, **rest: Any) -> Any:
+        if len(pairs) > 1:
+            raise torch.OutOfMemoryError
+        return joined(method, federations, settings, pairs, **rest)
+
+    monkeypatch.setattr(searching, "stacked", scarce)
+    run_rows(board, [cell], row, tmp_path, report=lambda _: None)
+    found, known = (standings(board, row, at)["local"][cell.title] for at in (tmp_path, folder))
+    assert found == known
+    found, known = (costs(board, row, at)["local"] for at in (tmp_path, folder))
+    assert found.megabytes == known.megabytes
+
+
 def test_several_processes_find_the_same(results: tuple[Leaderboard, Path], tmp_path: Path) -> None:
     board, folder = results
     rows = board.entrants(["local", "fedavg"])

@@ -2,7 +2,8 @@
 
 The first trial has the defaults. The others are drawn by Optuna's TPE sampler from the ranges that
 the method declares (`parameter(…, search=…)`) and from those of all methods (`settings.SEARCHED`).
-Every trial trains all its pairs of learning rate and weight decay, for all seeds, in one pass.
+Every trial trains all its pairs of learning rate and weight decay, for all seeds, in one pass, or
+in several if that does not fit into memory.
 
 Only validation scores are kept. Nothing here reads a test score.
 """
@@ -67,7 +68,10 @@ class Standing:
 
 Report = Callable[[Standing], None]
 Trained = Callable[[int, Execution], None]
-"""A callback that takes the number of a trial and its execution, which has trained."""
+"""A callback that takes the number of a trial and an execution of it, which has trained.
+
+It is called more than once if the trial's rates do not fit into memory together.
+"""
 
 
 # What is asked for -------------------------------------------------------------------------------
@@ -284,7 +288,7 @@ class _Study:
         self.defaults = {n: self.defaults[n] for n in self.space}
         self.done: list[SearchTrial] = []
         self.notes: list[str] = []
-        self._cohort: Cohort | None = None
+        self._cohort: tuple[Cohort, int] | None = None  # of the last pass, with its pairs
 
     def request(self) -> dict[str, Any]:
         """Return everything that determines the trials, except their number."""
@@ -367,7 +371,7 @@ class _Study:
             return SearchTrial(number, hyper, settings, tuple(pairs), seconds, failure)
 
         try:
-            pairs = self._train(number, hyper, settings, report)
+            pairs = self._train(number, hyper, settings, report, self.pairs)
         except (UserError, TrainingError) as error:
             if number == 0 and isinstance(error, UserError):
                 raise  # the request itself is impossible
@@ -381,20 +385,48 @@ class _Study:
         return ended(pairs, pairs[0].failure if failed else "")
 
     def _train(
-        self, number: int, hyper: Values, settings: Values, report: Report | None
+        self,
+        number: int,
+        hyper: Values,
+        settings: Values,
+        report: Report | None,
+        pairs: Sequence[tuple[float, float]],
+    ) -> list[RateScores]:
+        """Train pairs of rates in one pass or, if they do not fit into memory, half after half."""
+        try:
+            return self._pass(number, hyper, settings, report, pairs)
+        except (RuntimeError, MemoryError, OutOfMemory) as error:
+            if len(pairs) == 1 or not is_out_of_memory(error):
+                raise
+        self._cohort = None
+        release_memory()
+        half = len(pairs) // 2
+        return [
+            *self._train(number, hyper, settings, report, pairs[:half]),
+            *self._train(number, hyper, settings, report, pairs[half:]),
+        ]
+
+    def _pass(
+        self,
+        number: int,
+        hyper: Values,
+        settings: Values,
+        report: Report | None,
+        pairs: Sequence[tuple[float, float]],
     ) -> list[RateScores]:
         chosen = from_mapping({**self.settings, **settings})
         if chosen.engine != "sequential":
             chosen = replace(chosen, engine="stacked")
+        cohort, size = self._cohort or (None, 0)
         execution = stacked(
             self._create(hyper),
             self.federations,
             replace(chosen, secure_aggregation=False),
-            self.pairs,
+            pairs,
             keep_best=False,
-            cohort=self._cohort,
+            cohort=cohort if size == len(pairs) else None,
         )
-        self._cohort = execution.simulation.cohort
+        self._cohort = execution.simulation.cohort, len(pairs)
         failures = _advance(execution, len(self.federations), self._progress(number, report))
         if self._trained:
             self._trained(number, execution)
@@ -402,7 +434,7 @@ class _Study:
             RateScores(lr, decay, failure=failures[i])
             if i in failures
             else self._scores(execution, i, lr, decay)
-            for i, (lr, decay) in enumerate(self.pairs)
+            for i, (lr, decay) in enumerate(pairs)
         ]
 
     def _scores(self, execution: Execution, pair: int, lr: float, decay: float) -> RateScores:
