@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from polyphily.errors import UserError
+from polyphily.runtime import machine
 
 
 def square(number: int) -> int:
@@ -38,3 +39,8 @@ def sole_user(folder: Path, number: int) -> int:
         return number
     finally:
         mine.unlink()
+
+
+def sharing() -> int:
+    """Return the number of processes that share the memory."""
+    return machine._sharing

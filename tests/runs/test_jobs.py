@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from job_examples import bug, die, mistake, sole_user, square
+from job_examples import bug, die, mistake, sharing, sole_user, square
 from polyphily.errors import OutOfMemory
 from polyphily.runs import jobs
 from polyphily.runs.jobs import Ended, Job, Standing, run_jobs
@@ -93,6 +93,12 @@ def test_the_display_is_told_what_runs(processes: int) -> None:
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ended({str(n): torch.get_num_threads for n in range(2)}, 2)
     assert {e.result for e in found.values()} == {max(1, (os.cpu_count() or 1) // 2)}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_share_the_memory(processes: int) -> None:
+    jobs = [Job(str(i), sharing) for i in range(2)]
+    assert [ended.result for ended in run_jobs(jobs, processes)] == [processes] * 2
 
 
 def test_processes_take_turns_with_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from polyphily.errors import OutOfMemory, PolyphilyError
-from polyphily.runtime.machine import free_memory, is_out_of_memory, release_memory
+from polyphily.runtime.machine import free_memory, is_out_of_memory, release_memory, share_memory
 
 T = TypeVar("T")
 
@@ -211,9 +211,11 @@ class _Workers:
 
 def _serve(pipe: Connection, member: int, members: int, device: str) -> None:
     """Work on jobs until the pipe is closed: the main function of a process."""
+    devices = torch.cuda.device_count() if device == "cuda" else 1
     if device == "cuda":
         _take_gpu(member)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // members))
+    share_memory(-(-members // max(1, devices)))
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
             answer = _attempt(pipe.recv())

@@ -25,6 +25,8 @@ _PIECE, _HELD = 1 << 27, 1 << 29  # bytes: tensors that are reused, and free mem
 _CACHES = tuple(1 << power for power in range(20, 27))  # bytes: sizes that a cache may have
 _IN_CACHE = 1.5  # how much faster per byte a pass over numbers in the cache is at least
 
+_sharing = 1  # processes that share the memory of a device
+
 
 def check_device(device: str) -> None:
     """Raise a `UserError` for a device that does not exist here."""
@@ -58,14 +60,23 @@ def matmul_precision(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def share_memory(processes: int) -> None:
+    """Say that this process is one of several that begin with the same free memory."""
+    global _sharing
+    _sharing = processes
+
+
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; `sys.maxsize` if the system does not tell."""
+    """Return the free bytes of a device; `sys.maxsize` if the system does not tell.
+
+    If several processes share them (`share_memory`), it is the share of one.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return int(torch.cuda.mem_get_info(device)[0]) // _sharing
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
-        return 1024 * int(free)
+        return 1024 * int(free) // _sharing
     except (OSError, ValueError):
         return sys.maxsize
 
