@@ -34,7 +34,8 @@ from torch import Tensor
 
 from polyphily.core.method import parameter
 from polyphily.core.settings import from_mapping
-from polyphily.graphs.loading import load
+from polyphily.graphs.loading import Federation
+from polyphily.graphs.prepared import load_prepared
 from polyphily.methods.polyphony.audition import posterior, responsibilities
 from polyphily.methods.polyphony.method import Polyphony
 from polyphily.methods.polyphony.voices import VOICES, Voices
@@ -42,7 +43,7 @@ from polyphily.nn.backbones import BACKBONES, Backbone, Shape
 from polyphily.nn.choir import PLAIN_LAYERS, number_of
 from polyphily.nn.residual import Residual
 from polyphily.nn.segments import Segments
-from polyphily.runs.run import Execution
+from polyphily.runs.together import stacked
 
 Array = npt.NDArray[Any]
 RESIDUAL = "res-acm:L:d5"
@@ -131,54 +132,84 @@ class Trial(Polyphony):
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train voices on a cell; write what all parts say every few rounds, a file for each seed."""
+    """Train voices on a cell; write what all parts say in some rounds, a file for each seed.
+
+    All seeds and rates train in one pass. Of many nodes a part is kept, with 8 bits for a number.
+    """
     cell = CELLS[args.cell]
     method = Trial(mixing="even", together=args.together, written=args.voices)
     method = replace(method, hidden_share=args.hidden_share)
-    rates = args.rates or cell.rates
+    rates = [(rate, 0.0) for rate in args.rates or cell.rates]
+    rates += [(0.01, decay) for decay in args.decays]
     rounds = args.rounds or cell.rounds
-    settings = from_mapping({"rounds": rounds, "backbone": "choir"})
-    for seed in args.seeds:
-        path = args.out / f"{args.cell}.{args.name}.{seed}.npz"
-        if path.exists():
-            continue
-        federation = load(
-            cell.dataset,
+    settings = from_mapping({"rounds": rounds, "backbone": "choir", "device": args.device})
+    federations = [
+        load_prepared(
+            args.partitions,
+            dataset=cell.dataset,
             partition=cell.partition,
             clients=cell.clients,
             split=cell.split,
             seed=seed,
         )
-        execution = Execution(
-            method,
-            [federation] * len(rates),
-            settings,
-            None,
-            rates=[(rate, 0.0) for rate in rates],
-            keep_best=False,
-        )
-        said = []
-        with execution.at_work():
-            for number in range(1, rounds + 1):
-                execution.simulation.advance()
-                if number % args.every == 0:
-                    with torch.no_grad():
-                        voices: Tensor = execution.simulation.received().forward().voices  # type: ignore[attr-defined]
-                    said.append(voices.softmax(dim=2).half().numpy())
+        for seed in args.seeds
+    ]
+    execution = stacked(method, federations, settings, rates, keep_best=False)
+    sizes = [sum(graph.num_nodes for graph in one.clients) for one in federations]
+    kept = [chosen_nodes(one, args.most) for one in federations]
+    said: list[list[list[Array]]] = [[[] for _ in rates] for _ in federations]
+    with execution.at_work():
+        for number in range(1, rounds + 1):
+            execution.simulation.advance()
+            if number % args.every == 0 or number in args.at:
+                with torch.no_grad():
+                    voices: Tensor = execution.simulation.received().forward().voices  # type: ignore[attr-defined]
+                blocks = iter(voices.softmax(dim=2).split(sizes * len(rates), dim=1))
+                for rate in range(len(rates)):
+                    for seed, nodes in enumerate(kept):
+                        block = next(blocks)[:, torch.from_numpy(nodes).to(voices.device)]
+                        said[seed][rate].append(quantised(block))
+    args.out.mkdir(parents=True, exist_ok=True)
+    for seed, federation, nodes, own in zip(args.seeds, federations, kept, said, strict=True):
         clients = federation.clients
-        times, parts, nodes, classes = np.stack(said).shape
-        shape = (times, parts, len(rates), nodes // len(rates), classes)
-        args.out.mkdir(parents=True, exist_ok=True)
-        np.savez(
+        path = args.out / f"{args.cell}.{args.name}.{seed}.npz"
+        owner = np.repeat(np.arange(len(clients)), [graph.num_nodes for graph in clients])
+        np.savez_compressed(
             path,
-            probs=np.stack(said).reshape(shape).transpose(2, 0, 1, 3, 4),
-            labels=np.concatenate([graph.labels for graph in clients]),
-            val=np.concatenate([graph.masks.val for graph in clients]),
-            test=np.concatenate([graph.masks.test for graph in clients]),
-            owner=np.repeat(np.arange(len(clients)), [graph.num_nodes for graph in clients]),
-            meta=json.dumps({"cell": args.cell, "seed": seed, "spec": args.voices}),
+            probs=np.stack([np.stack(rate) for rate in own]),
+            labels=np.concatenate([graph.labels for graph in clients])[nodes],
+            val=np.concatenate([graph.masks.val for graph in clients])[nodes],
+            test=np.concatenate([graph.masks.test for graph in clients])[nodes],
+            owner=owner[nodes],
+            meta=json.dumps({"cell": args.cell, "seed": seed, "spec": args.voices, "rates": rates}),
         )
         print(path, flush=True)
+
+
+def chosen_nodes(federation: Federation, most: int) -> Array:
+    """Return the nodes of a federation that are kept: validation and test, of each so many."""
+    chosen = []
+    lots = np.random.default_rng(0)
+    for split in ("val", "test"):
+        masks = [getattr(graph.masks, split) for graph in federation.clients]
+        nodes = lots.permutation(np.flatnonzero(np.concatenate(masks)))
+        chosen.append(nodes[: most // max(1, len(federation.classes) - 1)])
+    return np.sort(np.concatenate(chosen))
+
+
+def quantised(probabilities: Tensor) -> Array:
+    """Return square roots of probabilities in 8 bits; of two classes, the second alone."""
+    if probabilities.shape[-1] == 2:
+        probabilities = probabilities[..., 1:]
+    return (probabilities.sqrt() * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def restored(numbers: Array) -> Array:
+    """Return the probabilities behind 8 bits."""
+    found = (numbers.astype(np.float32) / 255) ** 2
+    if found.shape[-1] == 1:
+        return np.concatenate([1 - found, found], axis=-1)
+    return found / found.sum(axis=-1, keepdims=True)
 
 
 # Scoring -----------------------------------------------------------------------------------------
@@ -190,6 +221,7 @@ class Said:
     def __init__(self, path: Path) -> None:
         with np.load(path) as file:
             self.said, self.labels, self.owner = file["probs"], file["labels"], file["owner"]
+            self.said = restored(self.said)
             self.val, self.test = file["val"], file["test"]
             meta = json.loads(str(file["meta"]))
         self.cell, self.seed, self.voices = meta["cell"], meta["seed"], meta["spec"].split(",")
@@ -331,7 +363,12 @@ def main() -> None:
     training.add_argument("--seeds", type=int, nargs="+", default=[5])
     training.add_argument("--voices", default=ALL)
     training.add_argument("--rates", type=float, nargs="+")
+    training.add_argument("--decays", type=float, nargs="*", default=[], help="with rate 0.01")
     training.add_argument("--rounds", type=int)
+    training.add_argument("--at", type=int, nargs="*", default=[], help="further rounds to score")
+    training.add_argument("--most", type=int, default=10**9, help="numbers per split and part")
+    training.add_argument("--device", default="cpu")
+    training.add_argument("--partitions", type=Path, help="folder of partition files")
     training.add_argument("--every", type=int, default=4, help="rounds between scores")
     training.add_argument("--together", type=float, default=0.0)
     training.add_argument("--hidden-share", type=float, default=0.5)

@@ -54,6 +54,11 @@ CELLS = {
     "cora-louvain": Cell("cora", "louvain", 10),
     "csbm": Cell(SYNTHETIC, "natural", 10, rounds=32, rates=(0.01,)),
     "minesweeper": Cell("minesweeper", "louvain", 10, metric="auc", rates=(0.01,)),
+    "tolokers": Cell("tolokers", "metis", 10, FEW, metric="auc", rates=(0.01,)),
+    "photo": Cell("amazon-photo", "louvain-capped", 10, "0.2,0.4,0.4:stratified", rates=(0.01,)),
+    "actor": Cell("actor", "metis", 5, "5-fold", rates=(0.01,)),
+    "squirrel": Cell("squirrel:twins=one", "metis", 5, "5-fold", rates=(0.01,)),
+    "syn-cora": Cell("syn-cora:homophily=all", "natural", 11, "5-fold", rates=(0.01,)),
     "facebook100": Cell("facebook100", "natural", rounds=40, rates=(0.01,)),
     "twitch": Cell("twitch", "natural", metric="auc", rounds=40, rates=(0.01,)),
 }
