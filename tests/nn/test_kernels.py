@@ -145,6 +145,104 @@ def test_dropout_draws_what_plain_torch_draws(width: int) -> None:
         torch.testing.assert_close(grad, kept * scale * torch.ones_like(x))
 
 
+@usable
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("width", [1, 6])
+def test_relu_and_dropout_in_one_pass(width: int, direct: bool) -> None:
+    """To the bit, and also if a loss looks at the features before dropout."""
+    keys, pointers = [(0, 0), (0, 1), (7, 3)], [0, 30, 30, 80]
+    x = numbers(80, width).requires_grad_()
+    weights = numbers(80, width, seed=1), numbers(80, width, seed=2)
+    streams = Streams(keys, DEVICE, hashed=True)
+    results = []
+    for fused in (True, False):
+        draws = streams.of_round(4)
+        for _ in range(2):  # the calls count on
+            if fused:
+                rectified, dropped = draws.activate(x, 0.3, pointers)
+            else:
+                rectified = x.relu()
+                dropped = draws.dropout(rectified, 0.3, pointers)
+        loss = (dropped * weights[0]).sum() + (rectified * weights[1]).sum() * direct
+        results.append([rectified, dropped, *torch.autograd.grad(loss, x)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@usable
+def test_relu_keeps_what_is_no_number() -> None:
+    """Otherwise a client that has diverged would pass for a sound one."""
+    x = torch.tensor([[torch.nan, -1.0, torch.inf]], device=DEVICE)
+    rectified, dropped = (
+        Streams([(0, 0)], DEVICE, hashed=True).of_round(0).activate(x, 1e-5, [0, 1])
+    )
+    for found in (rectified, dropped):
+        assert found.isnan().tolist() == [[True, False, False]]
+        assert found[0, 2] == torch.inf
+
+
+@usable
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("width", [1, 7, 70])
+def test_the_sparse_product_plus_a_bias(width: int, shared: bool) -> None:
+    segments, rows = Segments(SIZES, DEVICE), sum(SIZES)
+    dense_matrix = torch.rand(rows, rows, generator=torch.Generator().manual_seed(1))
+    dense_matrix *= dense_matrix < 0.1
+    row, col = dense_matrix.nonzero(as_tuple=True)
+    matrix = SparseMatrix.from_coordinates(
+        row.numpy(),
+        col.numpy(),
+        dense_matrix[row, col].numpy(),
+        (rows, rows),
+        dtype=torch.float32,
+        device=DEVICE,
+    )
+    x, upstream = numbers(rows, width).requires_grad_(), numbers(rows, width, seed=1)
+    bias = numbers(1 if shared else len(SIZES), width, seed=2)
+    bias = (bias.expand(len(SIZES), width) if shared else bias).requires_grad_()
+    found = matrix.plus(x, bias, segments)
+    expected = matrix @ x + bias[segments.owner]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    grads = torch.autograd.grad((found * upstream).sum(), (x, bias))
+    others = torch.autograd.grad((expected * upstream).sum(), (x, bias))
+    for own, other in zip(grads, others, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
+
+
+@usable
+@pytest.mark.parametrize("classes", [1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("sizes", [SIZES, (300,), (0, 0)])
+def test_the_cross_entropy_of_each_client(sizes: tuple[int, ...], classes: int) -> None:
+    """Against float64, at nodes that are not all of them."""
+    source, count = torch.Generator().manual_seed(1), sum(sizes)
+    nodes = torch.randperm(2 * count + 3, generator=source)[:count].sort().values.to(DEVICE)
+    labels = torch.randint(0, classes, (count,), generator=source).to(DEVICE)
+    logits = 10 * numbers(2 * count + 3, classes)
+    upstream = numbers(len(sizes), seed=3)
+    one, two = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    found = kernels.cross_entropy(one, nodes, labels, Segments(sizes, DEVICE))
+    errors = -two.log_softmax(dim=1)[nodes, labels]
+    parts = errors.split(list(sizes))
+    expected = torch.stack([part.sum() / max(len(part), 1) for part in parts])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    (grad,) = torch.autograd.grad((found * upstream).sum(), one)
+    (other,) = torch.autograd.grad((expected * upstream).sum(), two)
+    torch.testing.assert_close(grad.double(), other, rtol=1e-5, atol=1e-6)
+
+
+@usable
+def test_a_clients_loss_does_not_depend_on_those_beside_it() -> None:
+    sizes, segments = SIZES, Segments(SIZES, DEVICE)
+    logits, nodes = numbers(sum(sizes), 7), torch.arange(sum(sizes), device=DEVICE)
+    labels = nodes % 7
+    together = kernels.cross_entropy(logits, nodes, labels, segments)
+    for client, (start, size) in enumerate(zip(segments.pointers, sizes, strict=False)):
+        own = slice(start, start + size)
+        alone = Segments((size,), DEVICE)
+        found = kernels.cross_entropy(logits[own], nodes[:size], labels[own], alone)
+        assert found.item() == together[client].item()
+
+
 def test_plain_torch_serves_where_kernels_do_not() -> None:
     assert not kernels.available(torch.zeros(2, dtype=torch.float64))
     assert kernels.available(torch.zeros(2)) == INTERPRETED

@@ -135,7 +135,11 @@ def compare(
     sequential: bool = True,
     plain: bool = True,
 ) -> dict[str, Timing]:
-    """Time the stacked and the sequential engine, and for FedAvg on GCN a torch_geometric loop."""
+    """Time the stacked and the sequential engine, and for FedAvg on GCN a torch_geometric loop.
+
+    Timed rounds begin when the method acts, after its warm-up: on a GPU the first such round is
+    recorded, which is not timed.
+    """
     stacked = make_simulation([federation], method, options)
     engines: dict[str, Callable[[], object]] = {"stacked": stacked.advance}
     scores: dict[str, Callable[[], float]] = {"stacked": lambda: accuracy(stacked)}
@@ -147,6 +151,9 @@ def compare(
         loop = make_loop(federation, stacked.method, stacked.settings)
         if loop is not None:
             engines[PLAIN], scores[PLAIN] = loop.advance, loop.accuracy
+    for advance in engines.values():
+        for _ in range(stacked.method.rounds_before_it_acts()):
+            advance()
     seconds = time_rounds(engines, rounds)
     notes = {"stacked": note(stacked)}
     return {name: Timing(seconds[name], scores[name](), notes.get(name, "")) for name in engines}

@@ -23,6 +23,7 @@ from polyphily.core.optimizers import (
     own_gradients,
 )
 from polyphily.errors import MethodError
+from polyphily.nn import kernels
 from polyphily.nn.backbones import Backbone, Output
 from polyphily.nn.draws import Draws
 from polyphily.nn.sparse import flat
@@ -62,6 +63,8 @@ class Local:
         draws: the round's random draws; None in evaluation.
         even: whether all clients of a federation have taken equally many steps so far, and will
             in this round; None if unknown.
+        stepped: how many steps every client has taken with the moments in `memory`; None if
+            unknown.
         host: where the tensors of `given` come from if an engine replays rounds.
         objective: the weights of train nodes in the loss.
         constants: what `Method.prepare_round` computed once for this round.
@@ -80,6 +83,7 @@ class Local:
     round_index: int = 0
     draws: Draws | None = None
     even: bool | None = None
+    stepped: int | None = None
     host: HostInputs | None = None
     objective: Objective = field(default_factory=Objective)
     constants: Message = field(default_factory=dict)
@@ -131,6 +135,11 @@ class Local:
 
         Class weights and the focal factor of the run are applied.
         """
+        cohort = self.cohort
+        if self.objective.plain and kernels.holds_logits(logits):
+            return kernels.cross_entropy(
+                logits, cohort.train_nodes, cohort.train_labels, cohort.train_segments
+            )
         return self.train_mean(self.train_errors(logits[self.cohort.train_nodes]))
 
     def train_errors(self, logits: Tensor) -> Tensor:
@@ -173,8 +182,11 @@ class Local:
         """
         run, whole = self.optimizer, self.cohort
         own = {name: method.optimizer_for(name, run) for name in self.params}
-        stepper = Optimizer(run, self.params, self.memory, self.cohort.blocks, own, self.even)
+        stepper = Optimizer(
+            run, self.params, self.memory, self.cohort.blocks, own, self.even, self.stepped
+        )
         total = self.cohort.num_train.new_zeros(len(self.cohort))
+        ones = self.cohort.constant((1.0,) * len(self.cohort))
         alike = len(set(self.steps)) == 1
         for step in range(max(self.steps)):
             self.taken = step
@@ -192,7 +204,8 @@ class Local:
                     f"return one value per client, shape ({len(whole)},)"
                 )
             names, values = zip(*self.params.items(), strict=True)
-            gradients = torch.autograd.grad(loss.sum(), values, materialize_grads=True)
+            each = ones if ones.dtype == loss.dtype else ones.to(loss.dtype)
+            gradients = torch.autograd.grad(loss, values, each, materialize_grads=True)
             grads = own_gradients(dict(zip(names, gradients, strict=True)))
             value = loss.detach()
             if (pull := method.proximal(self)) is not None:
@@ -201,6 +214,8 @@ class Local:
             stepper.step(grads, going)
             total += value if going is None else self._only(value, going)
         stepper.finish()
+        if self.stepped is not None:
+            self.stepped += max(self.steps)
         self.cohort = whole
         self.losses = total / self.cohort.constant(self.steps)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from polyphily.nn.sparse import flat
@@ -58,13 +58,17 @@ class OptimizerSpec:
 def initial_state(spec: OptimizerSpec, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return zero moments for stacked parameters `[K, …]`, and a step count per client."""
     slots = {"adam": ("mean", "square"), "adamw": ("mean", "square"), "sgd": ("momentum",)}
+    first = next(iter(params.values()))
     state = {
-        f"{PREFIX}{slot}/{name}": torch.zeros_like(value)
+        f"{PREFIX}{slot}/{name}": torch.empty_like(value)
+        if first.is_cuda
+        else torch.zeros_like(value)
         for slot in slots[spec.kind]
         for name, value in params.items()
         if spec.kind != "sgd" or spec.momentum
     }
-    first = next(iter(params.values()))
+    if first.is_cuda and state:
+        torch._foreach_zero_(list(state.values()))  # one kernel for all of them
     return {**state, STEPS: torch.zeros(len(first), dtype=torch.int64, device=first.device)}
 
 
@@ -81,6 +85,8 @@ class Optimizer:
         own: specs of parameters that have one of their own; the kind is that of `spec`.
         even: whether the clients of each block have stepped equally often, now and in all steps to
             come. If not known to be true, the counts are read from the device.
+        stepped: the number of steps that all clients have taken before, if it is known and they
+            are `even`.
     """
 
     def __init__(
@@ -91,14 +97,16 @@ class Optimizer:
         blocks: Sequence[slice] = (slice(None),),
         own: Mapping[str, OptimizerSpec] | None = None,
         even: bool | None = None,
+        stepped: int | None = None,
     ) -> None:
         self.spec, self.params, self.state, self.blocks = spec, params, state, blocks
         self.own = own or {}
+        self._before = stepped
         self._taken = 0
         self._counts: list[int] | None = None
         if not even:
             self._counts = state[STEPS].tolist()
-        self._ticks: dict[str, tuple[Tensor, ...]] = {}
+        self._ticks: Tensor | None = None  # the steps before, of each block
 
     def step(self, grads: Mapping[str, Tensor], clients: Sequence[int] | None = None) -> None:
         """Take one step for all clients, or for those given."""
@@ -119,7 +127,7 @@ class Optimizer:
                     buffers = pick(self._slot("momentum", names))
                     self._sgd(params, gradients, buffers, lr, decay)
                 else:
-                    ticks = [tick for name in names for tick in self._times(name, rows)]
+                    ticks = self._times(names[0], rows) * len(names)
                     means, squares = (pick(self._slot(s, names)) for s in ("mean", "square"))
                     self._adam(params, gradients, means, squares, ticks, lr, decay)
         if self._counts is not None:
@@ -168,19 +176,21 @@ class Optimizer:
         return rows
 
     def _times(self, name: str, rows: Sequence[tuple[int, slice | int]]) -> list[Tensor]:
-        """Return the step count of each row as a tensor, which `adam` increments."""
+        """Return the number of each row's step, counted from 1, as tensors on the device."""
+        device = self.params[name].device
         if self._counts is not None:
-            device = self.params[name].device
             counts = self._counts
             firsts = [
                 range(*r.indices(len(counts)))[0] if isinstance(r, slice) else r for _, r in rows
             ]
-            return [torch.tensor(float(counts[k]), device=device) for k in firsts]
-        if name not in self._ticks:  # a copy per parameter: each call increments its own
+            return [torch.tensor(float(counts[k] + 1), device=device) for k in firsts]
+        if self._before is not None:
+            return [_number(self._before + self._taken + 1, device)] * len(rows)
+        if self._ticks is None:
             steps = self.state[STEPS]
-            starts = [steps[own][0] for own in self.blocks]
-            self._ticks[name] = torch.stack(starts).to(torch.float32).unbind()
-        return [self._ticks[name][block] for block, _ in rows]
+            self._ticks = torch.stack([steps[own][0] for own in self.blocks]).to(torch.float32)
+        own = (self._ticks + (self._taken + 1)).unbind()
+        return [own[block] for block, _ in rows]
 
     def finish(self) -> None:
         """Write the step counts back into the state."""
@@ -226,23 +236,28 @@ class Optimizer:
         lr: float,
         decay: float,
     ) -> None:
-        adam(
+        step = torch._fused_adamw_ if self.spec.kind == "adamw" else torch._fused_adam_
+        step(
             params,
             grads,
             means,
             squares,
             [],
             steps,
-            fused=True,
-            decoupled_weight_decay=self.spec.kind == "adamw",
-            amsgrad=False,
+            lr=lr,
             beta1=0.9,
             beta2=0.999,
-            lr=lr,
             weight_decay=decay,
             eps=1e-8,
+            amsgrad=False,
             maximize=False,
         )
+
+
+@cache
+def _number(value: int, device: torch.device) -> Tensor:
+    """Return a number on a device, copied there once."""
+    return torch.tensor(float(value), device=device)
 
 
 def own_gradients(grads: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ replays it as CUDA graphs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from polyphily.core.messages import Message, State, Uploads, model_part
 from polyphily.engines.storage import overwrite
-from polyphily.runtime.client import Trained, exactly_finite_clients, finite_clients
+from polyphily.runtime.client import Trained, exactly_finite_clients, sums_of
 
 if TYPE_CHECKING:
     from polyphily.engines.simulation import Simulation
@@ -31,26 +32,26 @@ class Answers:
 
     Attributes:
         trained: their uploads, memories and losses.
-        fine: which of them seem to have sent finite numbers only (`finite_clients`).
+        seen: what the host looks at: their losses and the sums of their uploads (`sums_of`).
     """
 
     trained: Trained
-    fine: Tensor
+    seen: Tensor
 
     @classmethod
     def of(cls, trained: Trained) -> Answers:
-        return cls(trained, finite_clients(trained.uploads, trained.losses))
+        return cls(trained, sums_of(trained.uploads, trained.losses))
 
     def look(self) -> tuple[list[bool], list[float]]:
         """Return whether each client's numbers are finite, and the losses.
 
         This is the one time in a round that the host waits for the device.
         """
-        both = torch.stack([self.fine.double(), self.trained.losses.double()])
-        fine, losses = both.tolist()
+        losses, *sums = self.seen.tolist()
+        fine = [all(map(math.isfinite, own)) for own in zip(losses, *sums, strict=True)]
         if not all(fine):
             fine = exactly_finite_clients(self.trained.uploads, self.trained.losses).tolist()
-        return [bool(number) for number in fine], losses
+        return fine, losses
 
 
 class Direct:
@@ -75,7 +76,7 @@ class Direct:
         simulation = self.simulation
         if not active:
             none = simulation.cohort.num_train.new_zeros(0)
-            return Answers(Trained({}, {}, none), none.bool())
+            return Answers.of(Trained({}, {}, none))
         results: list[Answers] = []
         groups = simulation.groups.split(active)
         models = model_part(simulation.memory) if len(groups) > 1 else {}
@@ -160,7 +161,7 @@ def joined(results: Sequence[Answers]) -> Answers:
         stacked([part.memory for part in parts]),
         torch.cat([part.losses for part in parts]),
     )
-    return Answers(trained, torch.cat([result.fine for result in results]))
+    return Answers(trained, torch.cat([result.seen for result in results], dim=1))
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

@@ -43,6 +43,7 @@ class Recorded(Direct):
         self._seen: set[Hashable] = set()  # phases of a single round, which were not recorded
         self._moves = 0  # `Simulation.moves` when the recordings were made
         self._current: _Recording | None = None  # that of the round in progress, if replayed
+        self._ahead = False  # whether its servers' part has been replayed, too
 
     def train(self, active: Sequence[int], asked: Sequence[Sequence[int]]) -> Answers:
         simulation = self.simulation
@@ -62,6 +63,9 @@ class Recorded(Direct):
             self._recordings[phase] = self._record()
         work = self._recordings[phase]
         answers = work.clients(simulation.round)
+        self._ahead = answers is not None and self._complete and work.servers.recorded
+        if self._ahead:  # before the host looks at the answers, which it rarely refuses
+            work.servers(simulation.round)
         server = work.servers.obstacle
         self.obstacle = work.clients.obstacle or (server and f"at the server, {server}")
         if answers is None:
@@ -70,6 +74,12 @@ class Recorded(Direct):
             self.obstacle = "secure aggregation runs on the CPU, between the clients"
         self._current = work
         return answers
+
+    @property
+    def _complete(self) -> bool:
+        """True if the servers aggregate what the clients upload, and all of it."""
+        simulation = self.simulation
+        return not simulation.settings.secure_aggregation and simulation.placement.size == 1
 
     def _obstacle(self, active: Sequence[int]) -> str | None:
         """Return why this round is not the same work as every round of its phase."""
@@ -86,8 +96,9 @@ class Recorded(Direct):
         return None
 
     def aggregate(self, arrived: Arrived, *, complete: bool) -> list[State]:
-        if complete and self._current is not None:
-            states = self._current.servers(self.simulation.round)
+        work = self._current
+        if complete and work is not None:
+            states = work.servers.result if self._ahead else work.servers(self.simulation.round)
             if states is not None:
                 return states
         return super().aggregate(arrived, complete=complete)

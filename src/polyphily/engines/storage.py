@@ -6,6 +6,8 @@ tensors that are there.
 
 from __future__ import annotations
 
+import torch
+
 from polyphily.core.messages import Message
 
 
@@ -40,9 +42,11 @@ def overwrite(old: Message, new: Message, *, in_place: bool) -> bool:
             t.shape == old[n].shape and t.dtype == old[n].dtype for n, t in new.items()
         )
         if same:
-            for name, tensor in detached_from(new, old).items():
-                if tensor is not old[name]:
-                    old[name].copy_(tensor)
+            fresh = detached_from(new, old)
+            moved = [name for name, tensor in fresh.items() if tensor is not old[name]]
+            for dtype in {fresh[name].dtype for name in moved}:  # one kernel for all of a type
+                names = [name for name in moved if fresh[name].dtype == dtype]
+                torch._foreach_copy_([old[n] for n in names], [fresh[n] for n in names])
             return False
         new = {n: t.clone() for n, t in new.items()}
     changed = dict(new)

@@ -205,6 +205,15 @@ class Backbone(nn.Module, ABC):
             return x
         return draws.dropout(x, self.shape.dropout, graph.segments.pointers)
 
+    def activate(
+        self, x: Tensor, graph: StackedGraph, draws: Draws | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return ReLU of hidden features, and the same after dropout (`drop`)."""
+        if draws is None or type(self).drop is not Backbone.drop:
+            rectified = x.relu()
+            return rectified, self.drop(rectified, graph, draws)
+        return draws.activate(x, self.shape.dropout, graph.segments.pointers)
+
 
 # The registry ------------------------------------------------------------------------------------
 
@@ -274,8 +283,7 @@ class Stack(Backbone):
         x = self.drop_input(graph, draws)
         embedding = None
         for conv in hidden:
-            embedding = conv(x, graph).relu()
-            x = self.drop(embedding, graph, draws)
+            embedding, x = self.activate(conv(x, graph), graph, draws)
         logits = last(x, graph)
         return Output(logits, logits if embedding is None else embedding)
 

@@ -86,6 +86,11 @@ class Draws:
         """
         return x if p <= 0 else self._drop(x, *_level(p), pointers)
 
+    def activate(self, x: Tensor, p: float, pointers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return ReLU(x), and the same after dropout."""
+        rectified = x.relu()
+        return rectified, self.dropout(rectified, p, pointers)
+
     def _drop(self, x: Tensor, threshold: int, scale: float, pointers: Sequence[int]) -> Tensor:
         width = x[0].numel() if len(x) else 0
         kept = self.at_least(threshold, width, pointers)
@@ -141,8 +146,13 @@ class HashedDraws(Draws):
         if not kernels.available(x):
             return super()._drop(x, threshold, scale, pointers)
         self._calls += 1
-        places, moment = self._streams.places(pointers), (self._round, self._calls)
-        return kernels.dropout(x, threshold, scale, places, self._streams.words, moment)
+        hashes = kernels.Hashes(self._streams.words, self._round, self._calls, threshold, scale)
+        return kernels.dropout(x, self._streams.places(pointers), hashes)
+
+    def activate(self, x: Tensor, p: float, pointers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if not kernels.available(x) or (hashes := self.hashes(p, 1)) is None:
+            return super().activate(x, p, pointers)
+        return kernels.activation(x, self._streams.places(pointers), hashes)
 
     def hashes(self, p: float, calls: int) -> kernels.Hashes | None:
         """Return what decides in the next calls of `dropout`, and skip them; None if p is zero."""

@@ -8,7 +8,7 @@ run in a fixed order, so results are deterministic.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ TILE, LARGE_TILE = 32, 64  # rows of a client that a program multiplies at a tim
 LARGE = 256  # mean number of rows of a client from which tiles are large
 SHORT_TILE = 16  # rows that a program mixes from many matrices
 TALL_TILE = 256  # rows that a program sums
+BLOCK = 1024  # entries of a matrix that a program changes one by one
+MOST_CLASSES = 1024  # up to which a program holds all logits of a node
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own interpreter, for tests
 
 
@@ -47,10 +49,18 @@ def _blocks(width: int, degree: float) -> tuple[int, int, int]:
 
 
 def sparse_product(
-    crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor
+    crow: Tensor,
+    col: Tensor,
+    value: Tensor | None,
+    rows: int,
+    dense: Tensor,
+    bias: Tensor | None = None,
+    owner: Tensor | None = None,
 ) -> Tensor:
-    """Return CSR times dense, `[rows, width]`."""
+    """Return CSR times dense, `[rows, width]`, plus the bias of each row's owner if given."""
     dense = dense.contiguous()
+    if bias is not None and bias.stride(1) != 1:
+        bias = bias.contiguous()
     width = dense.shape[1]
     out = dense.new_empty(rows, width)
     if out.numel() == 0:
@@ -58,8 +68,11 @@ def sparse_product(
     columns, height, entries = _blocks(width, len(col) / rows)
     grid = (-(-rows // height), -(-width // columns))
     triton_kernels.sparse_kernel[grid](
-        crow, col, col if value is None else value.contiguous(), dense, out, rows, width,
-        HAS_VALUE=value is not None, ROWS=height, ENTRIES=entries, COLUMNS=columns,
+        crow, col, col if value is None else value.contiguous(), dense,
+        dense if bias is None else bias, col if owner is None else owner, out, rows, width,
+        0 if bias is None else bias.stride(0),
+        HAS_VALUE=value is not None, HAS_BIAS=bias is not None,
+        ROWS=height, ENTRIES=entries, COLUMNS=columns,
     )  # fmt: skip
     return out
 
@@ -126,47 +139,140 @@ def segment_sum(x: Tensor, segments: Segments) -> Tensor:
     return out
 
 
-def dropout(
-    x: Tensor,
-    threshold: int,
-    scale: float,
-    places: tuple[Tensor, Tensor],
-    words: Tensor,
-    moment: tuple[Tensor, int],
-) -> Tensor:
+class Hashes(NamedTuple):
+    """The seeds that decide which entries consecutive calls of dropout keep, from `call` on."""
+
+    words: Tensor
+    round_index: Tensor
+    call: int
+    threshold: int
+    scale: float
+
+
+Places: TypeAlias = tuple[Tensor, Tensor]
+"""The owner of every row, and the row's number among those of its owner."""
+
+
+def dropout(x: Tensor, places: Places, hashes: Hashes) -> Tensor:
     """Zero the entries whose hash is below the threshold and scale the others; differentiable."""
-    dropped: Tensor = _Dropout.apply(x, threshold, scale, places, words, moment)  # type: ignore[no-untyped-call]
+    dropped: Tensor = _Dropout.apply(x, places, hashes)  # type: ignore[no-untyped-call]
     return dropped
+
+
+def activation(x: Tensor, places: Places, hashes: Hashes) -> tuple[Tensor, Tensor]:
+    """Return ReLU(x) and the same after dropout, in one pass; differentiable."""
+    both: tuple[Tensor, Tensor] = _Activation.apply(x, places, hashes)  # type: ignore[no-untyped-call]
+    return both
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *how: Any) -> Tensor:
         ctx.how = how
-        return _drop(x, *how)
+        return _drop(x, None, *how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _drop(grad, *ctx.how), None, None, None, None, None
+        return _drop(grad, None, *ctx.how), None, None
 
 
-def _drop(
-    x: Tensor,
-    threshold: int,
-    scale: float,
-    places: tuple[Tensor, Tensor],
-    words: Tensor,
-    moment: tuple[Tensor, int],
-) -> Tensor:
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        rectified = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dropped = _drop(x, rectified, *how)
+        ctx.save_for_backward(rectified)
+        return rectified, dropped
+
+    @staticmethod
+    def backward(ctx: Any, direct: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        (rectified,) = ctx.saved_tensors
+        if grad is None:
+            return None if direct is None else direct * (rectified > 0), None, None
+        grad = grad.contiguous()
+        out = torch.empty_like(rectified)
+        if out.numel():
+            triton_kernels.activation_gradient_kernel[_grid(out)](
+                rectified, grad if direct is None else direct.contiguous(), grad, out,
+                *_hashed(out, *ctx.how), DIRECT=direct is not None, BLOCK=BLOCK,
+            )  # fmt: skip
+        return out, None, None
+
+
+def _drop(x: Tensor, rectified: Tensor | None, places: Places, hashes: Hashes) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
-    count = x.numel()
-    if count:
-        block = 1024
-        triton_kernels.dropout_kernel[(-(-count // block),)](
-            x, out, *places, words, *moment, count, count // len(x), threshold, scale, BLOCK=block
-        )
+    if out.numel():
+        triton_kernels.dropout_kernel[_grid(out)](
+            x, out if rectified is None else rectified, out,
+            *_hashed(out, places, hashes), RELU=rectified is not None, BLOCK=BLOCK,
+        )  # fmt: skip
     return out
+
+
+def _grid(x: Tensor) -> tuple[int]:
+    return (-(-x.numel() // BLOCK),)
+
+
+def _hashed(x: Tensor, places: Places, hashes: Hashes) -> tuple[Any, ...]:
+    """Return the arguments by which a kernel finds out what dropout keeps."""
+    words, round_index, call, threshold, scale = hashes
+    count = x.numel()
+    return *places, words, round_index, call, count, count // len(x), threshold, scale
+
+
+def holds_logits(logits: Tensor) -> bool:
+    """Return whether `cross_entropy` can be used for logits."""
+    return available(logits) and 0 < logits.shape[1] <= MOST_CLASSES
+
+
+def cross_entropy(logits: Tensor, nodes: Tensor, labels: Tensor, segments: Segments) -> Tensor:
+    """Return each client's mean cross-entropy at its train nodes, `[clients]`; differentiable.
+
+    Args:
+        logits: of all nodes, `[N, classes]`.
+        nodes: the train nodes, none of them twice.
+        labels: their labels.
+        segments: how they are divided among clients. A client without any has the mean zero.
+    """
+    means: Tensor = _CrossEntropy.apply(logits.contiguous(), nodes, labels, segments)  # type: ignore[no-untyped-call]
+    return means
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, nodes: Tensor, labels: Tensor, segments: Segments
+    ) -> Tensor:
+        ctx.segments = segments
+        ctx.save_for_backward(logits, nodes, labels)
+        out = logits.new_empty(len(segments))
+        if len(segments):
+            triton_kernels.entropy_kernel[(len(segments),)](
+                logits, nodes, labels, segments.starts, out, logits.shape[1],
+                **_entropy_blocks(logits),
+            )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, nodes, labels = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        out = torch.zeros_like(logits)
+        if segments.rows:
+            blocks = _entropy_blocks(logits)
+            triton_kernels.entropy_gradient_kernel[(-(-segments.rows // blocks["ROWS"]),)](
+                logits, nodes, labels, segments.owner, segments.starts, grad.contiguous(), out,
+                segments.rows, logits.shape[1], **blocks,
+            )  # fmt: skip
+        return out, None, None, None
+
+
+def _entropy_blocks(logits: Tensor) -> dict[str, int]:
+    classes = _power(logits.shape[1], 2, MOST_CLASSES)
+    return {"ROWS": 2048 // classes, "CLASSES": classes}
 
 
 def sum_by_kind(
@@ -294,16 +400,6 @@ def precision() -> str:
     """
     allowed = torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else "tf32x3"
-
-
-class Hashes(NamedTuple):
-    """The seeds that decide which entries consecutive calls of dropout keep, from `call` on."""
-
-    words: Tensor
-    round_index: Tensor
-    call: int
-    threshold: int
-    scale: float
 
 
 def mixture(bases: Tensor, weight: Tensor, segments: Segments, hashes: Hashes | None) -> Tensor:

@@ -15,7 +15,12 @@ from polyphily.nn.sparse import SparseMatrix, is_shared
 
 if TYPE_CHECKING:
     from polyphily.nn.segments import Segments
-    from polyphily.nn.stacked import AttendedOperators, GraphOperators, StackedGraph
+    from polyphily.nn.stacked import (
+        AttendedOperators,
+        GraphOperators,
+        Propagation,
+        StackedGraph,
+    )
 
 
 def glorot(shape: tuple[int, ...], fan_in: int, fan_out: int) -> nn.Parameter:
@@ -45,6 +50,15 @@ def matmul_both(
     if isinstance(x, SparseMatrix):  # weights are larger than products: join the products
         return torch.cat([matmul(x, one, graph), matmul(x, two, graph)], dim=1)
     return matmul(x, torch.cat([one, two], dim=2), graph)
+
+
+def propagate(operator: Propagation, x: Tensor, bias: Tensor | None, segments: Segments) -> Tensor:
+    """Return the product with an operator, plus the bias of each row's client if there is one."""
+    if bias is None:
+        return operator @ x
+    if isinstance(operator, SparseMatrix):
+        return operator.plus(x, bias, segments)
+    return operator @ x + segments.expand(bias)
 
 
 class Linear(nn.Module):
@@ -91,8 +105,7 @@ class GCNConv(nn.Module):
         self.register_parameter("bias", zeros(outputs) if own else None)
 
     def forward(self, x: Tensor | SparseMatrix, graph: GraphOperators) -> Tensor:
-        out = graph.gcn @ matmul(x, self.weight, graph)
-        return out + graph.segments.expand(self.bias) if self.own else out
+        return propagate(graph.gcn, matmul(x, self.weight, graph), self.bias, graph.segments)
 
 
 class SAGEConv(nn.Module):

@@ -6,7 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from polyphily.nn import kernels
+
+if TYPE_CHECKING:
+    from polyphily.nn.segments import Segments
 
 CACHED = 8192  # entries whose rows are gathered at a time on a CPU, to fit its cache
 LARGE = 1_000_000  # entries above which cuSPARSE beats embedding_bag on a GPU
@@ -139,7 +142,19 @@ class SparseMatrix:
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         """Return the product with a dense matrix, differentiable in `dense` and `value`."""
-        product: Tensor = _Product.apply(self, self.value, full(dense))  # type: ignore[no-untyped-call]
+        return self._product(full(dense))
+
+    def plus(self, dense: Tensor, bias: Tensor, segments: Segments) -> Tensor:
+        """Return the product plus the bias of the client of each row, `[clients, width]`."""
+        wide = full(dense)
+        if kernels.available(wide) and bias.dtype == wide.dtype and self.nnz:
+            return self._product(wide, bias, segments)
+        return self._product(wide) + segments.expand(bias)
+
+    def _product(
+        self, dense: Tensor, bias: Tensor | None = None, segments: Segments | None = None
+    ) -> Tensor:
+        product: Tensor = _Product.apply(self, self.value, dense, bias, segments)  # type: ignore[no-untyped-call]
         return product
 
     def at_rows(self, x: Tensor) -> Tensor:
@@ -222,15 +237,27 @@ def _at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: SparseMatrix, value: Tensor | None, dense: Tensor) -> Tensor:
-        ctx.matrix = matrix
+    def forward(
+        ctx: Any,
+        matrix: SparseMatrix,
+        value: Tensor | None,
+        dense: Tensor,
+        bias: Tensor | None,
+        segments: Segments | None,
+    ) -> Tensor:
+        ctx.matrix, ctx.segments = matrix, segments
         ctx.save_for_backward(dense if ctx.needs_input_grad[1] else None)
-        return multiply(matrix.crow, matrix.col, value, matrix.shape[0], dense)
+        rows = matrix.shape[0]
+        if segments is None:
+            return multiply(matrix.crow, matrix.col, value, rows, dense)
+        return kernels.sparse_product(
+            matrix.crow, matrix.col, value, rows, dense, bias, segments.owner
+        )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         matrix: SparseMatrix = ctx.matrix
-        grad_value = grad_dense = None
+        grad_value = grad_dense = grad_bias = None
         if ctx.needs_input_grad[1]:
             (dense,) = ctx.saved_tensors
             grad_value = _at_entries(matrix, grad, dense)
@@ -238,7 +265,9 @@ class _Product(torch.autograd.Function):
             grad_dense = multiply(
                 matrix.crow_t, matrix.col_t, matrix.value_t, matrix.shape[1], grad
             )
-        return None, grad_value, grad_dense
+        if ctx.needs_input_grad[3]:
+            grad_bias = kernels.segment_sum(grad, ctx.segments)
+        return None, grad_value, grad_dense, grad_bias, None
 
 
 class _EntryProducts(torch.autograd.Function):

@@ -12,10 +12,14 @@ def sparse_kernel(
     col,
     value,
     dense,
+    bias,
+    owner,
     out,
     rows,
     width,
+    stride_bias,
     HAS_VALUE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -37,8 +41,14 @@ def sparse_kernel(
             weight = tl.load(value + entry, mask=known, other=0.0)
             found = found * weight[:, :, None]
         total += tl.sum(found, axis=1)
+    stored = inside[:, None] & within[None, :]
+    if HAS_BIAS:
+        own = tl.load(owner + row, mask=inside, other=0).to(tl.int64)
+        total += tl.load(
+            bias + own[:, None] * stride_bias + column[None, :], mask=stored, other=0.0
+        )
     target = out + row.to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(target, total, mask=inside[:, None] & within[None, :])
+    tl.store(target, total, mask=stored)
 
 
 @triton.jit
@@ -161,10 +171,25 @@ def reaches(number, first, second, moment, threshold):
     return (number >> 16).to(tl.int32) >= threshold
 
 
+@triton.jit
+def keeps(index, inside, owner, place, words, round_index, call, width, threshold):
+    """Return which entries of a matrix dropout keeps, by their indices."""
+    row = index // width
+    column = (index - row * width).to(tl.uint32)
+    own = tl.load(owner + row, mask=inside, other=0).to(tl.int64)
+    near = tl.load(place + row, mask=inside, other=0).to(tl.uint32)
+    moment = tl.load(round_index).to(tl.uint32) * 0x9E3779B9 + call.to(tl.uint32)
+    moment = scrambled(moment)
+    first = tl.load(words + 2 * own, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    second = tl.load(words + 2 * own + 1, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    return reaches(near * width.to(tl.uint32) + column, first, second, moment, threshold)
+
+
 # Without `do_not_specialize` a changed value is compiled anew, and a 1 becomes an untyped constant.
 @triton.jit(do_not_specialize=("call", "width", "threshold"))
 def dropout_kernel(
     x,
+    rectified,
     out,
     owner,
     place,
@@ -175,21 +200,114 @@ def dropout_kernel(
     width,
     threshold,
     scale,
+    RELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
-    row = index // width
-    column = (index - row * width).to(tl.uint32)
-    own = tl.load(owner + row, mask=inside, other=0).to(tl.int64)
-    near = tl.load(place + row, mask=inside, other=0).to(tl.uint32)
-    moment = tl.load(round_index).to(tl.uint32) * 0x9E3779B9 + call.to(tl.uint32)
-    moment = scrambled(moment)
-    first = tl.load(words + 2 * own, mask=inside, other=0).to(tl.uint32, bitcast=True)
-    second = tl.load(words + 2 * own + 1, mask=inside, other=0).to(tl.uint32, bitcast=True)
-    kept = reaches(near * width.to(tl.uint32) + column, first, second, moment, threshold)
+    kept = keeps(index, inside, owner, place, words, round_index, call, width, threshold)
     value = tl.load(x + index, mask=inside, other=0.0)
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)  # unlike a maximum, keeps NaN
+        tl.store(rectified + index, value, mask=inside)
     tl.store(out + index, tl.where(kept, value * scale, 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=("call", "width", "threshold"))
+def activation_gradient_kernel(
+    rectified,
+    direct,
+    grad,
+    out,
+    owner,
+    place,
+    words,
+    round_index,
+    call,
+    count,
+    width,
+    threshold,
+    scale,
+    DIRECT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    kept = keeps(index, inside, owner, place, words, round_index, call, width, threshold)
+    flow = tl.load(grad + index, mask=inside, other=0.0)
+    flow = tl.where(kept, flow * scale, 0.0)
+    if DIRECT:
+        flow += tl.load(direct + index, mask=inside, other=0.0)
+    value = tl.load(rectified + index, mask=inside, other=0.0)
+    tl.store(out + index, tl.where(value <= 0, 0.0, flow), mask=inside)
+
+
+@triton.jit
+def log_sums(logits, node, inside, classes, CLASSES: tl.constexpr):
+    """Return the logits of some nodes, the largest of each and the log of their summed exps."""
+    column = tl.arange(0, CLASSES)[None, :]
+    where = logits + node.to(tl.int64)[:, None] * classes + column
+    score = tl.load(where, mask=inside[:, None] & (column < classes), other=0.0)
+    score = tl.where(column < classes, score, float("-inf"))
+    peak = tl.max(score, axis=1)
+    return score, peak, tl.log(tl.sum(tl.exp(score - peak[:, None]), axis=1))
+
+
+@triton.jit
+def entropy_kernel(
+    logits,
+    nodes,
+    labels,
+    pointers,
+    out,
+    classes,
+    ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    client = tl.program_id(0)
+    start, stop = tl.load(pointers + client), tl.load(pointers + client + 1)
+    column = tl.arange(0, CLASSES)[None, :]
+    total = tl.zeros((ROWS,), dtype=tl.float32)
+    for first in range(start, stop, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = row < stop
+        node = tl.load(nodes + row, mask=inside, other=0)
+        label = tl.load(labels + row, mask=inside, other=0)
+        score, peak, spread = log_sums(logits, node, inside, classes, CLASSES)
+        own = tl.sum(tl.where(column == label[:, None], score, 0.0), axis=1)
+        total += tl.where(inside, spread - (own - peak), 0.0)
+    count = tl.maximum(stop - start, 1).to(tl.float32)
+    tl.store(out + client, tl.sum(total, axis=0) / count)
+
+
+@triton.jit
+def entropy_gradient_kernel(
+    logits,
+    nodes,
+    labels,
+    owner,
+    pointers,
+    grad,
+    out,
+    rows,
+    classes,
+    ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    column = tl.arange(0, CLASSES)[None, :]
+    node = tl.load(nodes + row, mask=inside, other=0)
+    label = tl.load(labels + row, mask=inside, other=0)
+    own = tl.load(owner + row, mask=inside, other=0)
+    first = tl.load(pointers + own, mask=inside, other=0)
+    last = tl.load(pointers + own + 1, mask=inside, other=1)
+    flow = tl.load(grad + own, mask=inside, other=0.0) / (last - first).to(tl.float32)
+    score, peak, spread = log_sums(logits, node, inside, classes, CLASSES)
+    share = tl.exp(score - peak[:, None] - spread[:, None])
+    found = flow[:, None] * (share - tl.where(column == label[:, None], 1.0, 0.0))
+    target = out + node.to(tl.int64)[:, None] * classes + column
+    tl.store(target, found, mask=inside[:, None] & (column < classes))
 
 
 @triton.jit

@@ -75,16 +75,13 @@ class Trained:
     losses: Tensor
 
 
-def finite_clients(uploads: Message, losses: Tensor) -> Tensor:
-    """Return which clients sent finite numbers only, `[K]`; a cheap look that may err.
+def sums_of(uploads: Message, losses: Tensor) -> Tensor:
+    """Return each client's loss, then the sum of each of its uploads, `[1 + uploads, K]`.
 
-    NaN and infinity survive in a sum, so one sum per tensor tells. A sum can also overflow though
-    all its numbers are finite: `exactly_finite_clients` decides where this says no.
+    NaN and infinity survive in a sum, so these numbers tell who sent finite ones only. A sum can
+    also overflow though all its numbers are finite: `exactly_finite_clients` decides then.
     """
-    fine = torch.isfinite(losses)
-    for tensor in uploads.values():
-        fine = fine & torch.isfinite(flat(tensor).sum(dim=1))
-    return fine
+    return torch.stack([losses, *(flat(tensor).sum(dim=1) for tensor in uploads.values())])
 
 
 def exactly_finite_clients(uploads: Message, losses: Tensor) -> Tensor:
@@ -214,7 +211,7 @@ class Clients:
         method, cohort, optimizer = self.method, self.cohort, self.optimizer
         steps = self.steps(round_index) if steps is None else steps
         alike = len(set(steps)) == 1
-        number = round_index if host is None else host(lambda r: np.asarray(r, dtype=np.int64))
+        number = round_index if host is None else host(lambda r: np.asarray(r, dtype=np.int32))
         local = Local(
             cohort=cohort,
             network=self.network,
@@ -227,6 +224,7 @@ class Clients:
             round_index=round_index if host is None else host.round_index,
             draws=cohort.draws(number),
             even=alike if host is not None or not optimizer.keep else None,
+            stepped=0 if alike and not optimizer.keep else None,
             host=host,
             objective=self.objective,
         )

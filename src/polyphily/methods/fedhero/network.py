@@ -148,8 +148,7 @@ class PlainDualChannel(DualChannel):
         z: Tensor | SparseMatrix = self.drop_input(graph, draws)
         embedding, last = None, len(self.global_convs) - 1
         for layer in range(last):
-            embedding = self.mixed(z, layer, graph, latent).relu()
-            z = self.drop(embedding, graph, draws)
+            embedding, z = self.activate(self.mixed(z, layer, graph, latent), graph, draws)
         logits = self.mixed(z, last, graph, latent)
         return Output(logits, logits if embedding is None else embedding)
 
