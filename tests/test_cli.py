@@ -715,8 +715,10 @@ def test_a_rare_class_is_scored_by_auprc_beside_its_baseline(cli: Cli, tmp_path:
     assert answer.status == 0
     assert answer.out.index("auprc in %") < answer.out.index("accuracy in %")
     words = " ".join(answer.out.split())
-    assert "majority" in words
-    assert answer.out.count("random") == 1
+    assert answer.out.count("\nmajority  ") == 1
+    assert answer.out.count("\nrandom  ") == 1
+    assert "majority: each client's most frequent class for all its nodes" in words
+    assert "random: nodes ranked by chance" in words
     assert "'+1' has 5.0 % of the train labels: the best round is chosen by auprc" in words
     assert "Chosen on the validation nodes of all clients: temperature" in words
 

@@ -52,7 +52,13 @@ def test_what_is_found(cli: Cli, tmp_path: Path) -> None:
         assert "job category 50.0% 1: a cook" in rows
         assert "joined date – 2020-01-01 to 2020-01-08" in rows
         assert "active boolean – 100.0% true" in rows
-    assert end == "No faults. Next: polyphily run --dataset 'my sites'"
+    assert end == "No faults. Next: polyphily compare --dataset 'my sites'"
+
+
+def test_one_graph_is_divided_next(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path / "north")
+    end = cli("check", "north").out.splitlines()[-1]
+    assert end.startswith("No faults. Next: polyphily compare --dataset north --partition ")
 
 
 def test_json(cli: Cli, tmp_path: Path) -> None:
@@ -89,7 +95,7 @@ def test_schema(cli: Cli, tmp_path: Path) -> None:
     answer = cli("check", "north", "--schema", "map.toml")
     assert answer.status == 0
     assert "a cook" not in answer.out
-    assert "cp map.toml north/schema.toml && polyphily run --dataset north" in answer.out
+    assert "cp map.toml north/schema.toml && polyphily compare --dataset north" in answer.out
     assert cli("check", "north", "--schema", "none.toml").status == 2
 
 

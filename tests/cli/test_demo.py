@@ -1,4 +1,4 @@
-"""The first demonstration: its live table, its lines without a terminal, its summary in words."""
+"""The first demonstration: its live table, its lines without a terminal, its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rich.text import Text
 
 from commands import Cli, caller
 from polyphily.cli import terminal
-from polyphily.cli.demonstrating import METHODS, LiveTable, story
+from polyphily.cli.demonstrating import METHODS, LiveTable
+from polyphily.cli.story import story
 
 
 @pytest.fixture
@@ -22,32 +23,9 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return caller(tmp_path, monkeypatch, capsys)
 
 
-def summary(*scores: float) -> dict[str, Any]:
-    return {
-        "selection": {"metric": "accuracy"},
-        "clients": ["a", "b", "c"],
-        "best_val": {"test": {"accuracy_per_client": list(scores)}},
-    }
-
-
 def record(number: int, *scores: float) -> dict[str, Any]:
     val = {"accuracy": sum(scores) / len(scores), "accuracy_per_client": list(scores)}
     return {"round": number, "received": {"val": val}}
-
-
-def test_the_words_are_those_of_the_scores() -> None:
-    lines = story({"local": summary(0.9, 0.5, 0.7), "fedavg": summary(0.8, 0.75, 0.7)})
-    assert lines == [
-        "Each client alone: test accuracy from 50.0 to 90.0 %, 70.0 % on average.",
-        "Together by fedavg: 75.0 % on average (+5.0 points); 1 of 3 clients score higher than "
-        "alone.",
-        "The weakest client alone, b, has 50.0 %; together it has at most 75.0 %, by fedavg.",
-    ]
-
-
-def test_the_words_also_tell_a_loss() -> None:
-    lines = story({"local": summary(0.9, 0.9, 0.9), "fedavg": summary(0.8, 0.8, 0.8)})
-    assert "80.0 % on average (-10.0 points); 0 of 3 clients" in lines[1]
 
 
 def test_the_demonstration_ends_with_words_and_the_page(cli: Cli, tmp_path: Path) -> None:

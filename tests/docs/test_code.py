@@ -124,6 +124,8 @@ def check(line: str) -> None:
     elif first == "make":
         rule = rf"^([\w-]+ )*{rest[0]}( [\w-]+)*:"
         assert re.search(rule, (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    elif first == "source":
+        assert rest == [".venv/bin/activate"]  # of `make install`
     elif first == "pip":
         for extra in re.findall(r"\[(.*)\]", line):
             assert set(extra.split(",")) <= EXTRAS.keys()

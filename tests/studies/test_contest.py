@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,8 @@ SHARED = Cell("csbm:nodes=40,features=6", "natural", 2, SPLIT, table="figure-4")
 ALONE = Cell("csbm:nodes=40,features=6,degree=5", "natural", 2, SPLIT)
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Make a contest of two cells, of which one study has one, and run everything."""
+def patch(monkeypatch: pytest.MonkeyPatch) -> tuple[Study, Study]:
+    """Make a contest of two cells, of which one study has one; return the study and the contest."""
     settings = {"rounds": 2, "hidden": 8, "epochs": 1, "selection": "federation"}
     rows = (
         Row(FEDAVG, "FedAvg, gcn", "fedavg", "gcn"),
@@ -35,9 +35,25 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     whole = replace(own, cells=(replace(SHARED, table="1"), ALONE), rows=chosen, **common)
     monkeypatch.setattr(contest, "studies", lambda: {"fedspa": study})
     monkeypatch.setattr(contest, "contest", lambda: whole)
-    run_cell(study, SHARED, tmp_path, report=lambda _: None)
-    contest.run(whole.cells, tmp_path, report=lambda _: None)
-    return tmp_path
+    return study, whole
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run everything of the small contest, once for all tests."""
+    folder = tmp_path_factory.mktemp("contest")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        study, whole = patch(monkeypatch)
+        run_cell(study, SHARED, folder, report=lambda _: None)
+        contest.run(whole.cells, folder, report=lambda _: None)
+    return folder
+
+
+@pytest.fixture
+def small(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return a copy of the small contest's results; a test may change it."""
+    patch(monkeypatch)
+    return Path(shutil.copytree(finished, tmp_path, dirs_exist_ok=True))
 
 
 def stored(folder: Path, study: Study, cell: Cell) -> dict[str, object]:

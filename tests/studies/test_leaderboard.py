@@ -193,10 +193,8 @@ def test_the_page_is_written_from_the_committed_results() -> None:
         pytest.skip("without docs/")
     board = leaderboard()
     found = Standings(board, board.entrants(), docs / "results")
-    assert found.text(".md") == (docs / "leaderboard.md").read_text("utf-8")
-    page = (docs / "leaderboard.html").read_text("utf-8")  # its style may be of an earlier version
-    for row in found.score_grid().rows:
-        assert all(str(cell).replace("'", "&#x27;") in page for cell in row)
+    for suffix in (".md", ".html"):  # write them again if the page's style changes
+        assert found.text(suffix) == (docs / f"leaderboard{suffix}").read_text("utf-8")
 
 
 def test_the_picture_has_the_differences_to_fedavg(

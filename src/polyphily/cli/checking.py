@@ -69,8 +69,9 @@ def check(
             terminal.print_line(f"{kind}: {line}")
     home = folder if folder.is_dir() else folder.parent
     copy = f"cp {shlex.quote(str(schema))} {shlex.quote(str(home / FILE))} && " if schema else ""
+    divide = " --partition louvain --clients 5" * (len(found.clients) == 1)
     terminal.print_line(
-        f"No faults. Next: {copy}polyphily run --dataset {shlex.quote(str(folder))}"
+        f"No faults. Next: {copy}polyphily compare --dataset {shlex.quote(str(folder))}{divide}"
     )
 
 

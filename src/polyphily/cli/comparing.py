@@ -14,6 +14,8 @@ import typer
 
 from polyphily.cli import completion, options, ranks, training
 from polyphily.cli.jobs import Jobs, train_ahead
+from polyphily.cli.reporting import Open, Pages, open_page
+from polyphily.cli.story import print_story
 from polyphily.cli.training import PAGE, AsJson, Config, Page, Set, Track, Tune
 from polyphily.errors import PolyphilyError, UserError
 
@@ -52,6 +54,7 @@ def compare(
     write: Write = None,
     as_json: AsJson = False,
     report: Page = True,
+    open_: Open = False,
     track: Track = None,
     tune: Tune = None,
     jobs: Jobs = 1,
@@ -74,7 +77,7 @@ def compare(
     wanted = TuneRequest.parse(tune) if tune else None
     names = method_names(methods or options.METHODS)
     cells = _cells(options.gather(None, values, set_ or [], config).data)
-    task = Task(names, out, write or [], as_json, report, track or (), wanted, jobs)
+    task = Task(names, out, write or [], as_json, report, track or (), wanted, jobs, open_=open_)
     if len(cells) == 1:
         values |= cells[0]
         task.one(options.gather(None, values, set_ or [], config))
@@ -139,7 +142,7 @@ class Task:
         tune: the search before every run.
         jobs: how many runs train at once.
         live: shows the progress of a run, as `terminal.live` does; that one unless given.
-        closing: prints something about the summaries of one federation, after its table.
+        open_: whether the page is opened in the browser.
     """
 
     names: Sequence[str]
@@ -151,12 +154,11 @@ class Task:
     tune: TuneRequest | None = None
     jobs: int = 1
     live: training.Live | None = None
-    closing: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None
+    open_: bool = False
 
-    def one(self, request: options.Request) -> Path | None:
-        """Run every method on one federation; return the page, if there is one."""
+    def one(self, request: options.Request) -> None:
+        """Run every method on one federation."""
         from polyphily.cli import terminal
-        from polyphily.cli.reporting import Pages
         from polyphily.experiments import comparing
         from polyphily.report.board import Board
 
@@ -183,7 +185,7 @@ class Task:
                 run = training.prepare(name, asked, federations, seconds, folder / name)
                 summaries[title, name] = train(run, 0)
             if not run.folder:  # the first rank has the folder and prints
-                return None
+                return
             board = Board(self.names, [title], summaries)
         else:
             orders = {
@@ -201,7 +203,7 @@ class Task:
                 on_failure=_raise,
             )
         places = {key: folder / key[1] for key in board.summaries}
-        return self._finish(board, folder, places, lambda: self._print_one(board))
+        self._finish(board, folder, places, lambda: self._print_one(board))
 
     def several(self, request: options.Request, cells: Sequence[dict[str, Any]]) -> None:
         """Run every method on every federation; failures are reported, and the rest goes on."""
@@ -262,26 +264,26 @@ class Task:
         folder: Path,
         places: Mapping[tuple[str, str], Path],
         show: Callable[[], None],
-    ) -> Path | None:
-        """Write the files of a board and the page, and print; return the page."""
+    ) -> None:
+        """Write the files of a board and the page, and print."""
         from polyphily.cli import terminal
-        from polyphily.cli.reporting import Pages
         from polyphily.experiments.comparing import write_board
 
         files = write_board(board, folder, self.write)
         pages = Pages(self.report)
         pages.folders = [places[key] for key in board.summaries] if self.report else []
         page = pages.write(folder / PAGE)
+        if page and self.open_:
+            open_page(page)
         if self.as_json:
             typer.echo(json.dumps(self._json(board)))
-            return page
+            return
         show()
         for file in files:
             terminal.print_line(f"written: {file}")
         terminal.print_line(f"{'run folder' if len(board.cells) == 1 else 'runs'}: {folder}")
         if page:
             terminal.print_line(f"report: {page}")
-        return page
 
     def _json(self, board: Board) -> dict[str, Any]:
         """Return the summaries of one federation by method; of several, the board."""
@@ -301,8 +303,7 @@ class Task:
                 terminal.out.print()
                 sheets.print_grids([board.rank_grid()])
             sheets.print_notes([*board.rank_notes(), *([COSTS] if tested else [])])
-        if self.closing:
-            self.closing({name: board.summaries[title, name] for name in self.names})
+        print_story({name: board.summaries[title, name] for name in self.names})
 
 
 def _raise(key: tuple[str, str], error: PolyphilyError) -> None:

@@ -1,10 +1,9 @@
-"""`polyphily demo`: a first look, with a live table while it trains and a few words at the end."""
+"""`polyphily demo`: a first look, with a live table while it trains."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from polyphily.cli import options, ranks
 from polyphily.cli.comparing import Out, Task
+from polyphily.cli.reporting import Open
 from polyphily.cli.training import AsJson, Page
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ ROUNDS = 20
 FULL_DATA = {**DATA, "dataset": DATA["dataset"].replace("150-300", "400-800"), "clients": 10}  # type: ignore[attr-defined]
 FULL_METHODS = ("local", "fedavg", "fedprox", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
 FULL_ROUNDS = 60
-ALONE = "local"
 BAR = 16  # characters
 
 
@@ -53,7 +52,7 @@ def demo(
     ] = None,
     as_json: AsJson = False,
     report: Page = True,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    open_: Open = False,
 ) -> None:
     """Train methods on synthetic clients that differ in kind, as a first look.
 
@@ -72,63 +71,7 @@ def demo(
             f"nodes; {len(names)} methods, {number} rounds each."
         )
     table = LiveTable(names)
-    page = Task(list(names), out, [], as_json, report, live=table.live, closing=_print_story).one(
-        request
-    )
-    if page and open_:
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
-
-
-def _print_story(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    from polyphily.cli import tables, terminal
-
-    terminal.out.print("\n[bold]In short[/bold]")
-    columns = [tables.label(""), tables.text("")]
-    tables.print_table(
-        terminal.out, columns, [("-", line) for line in story(summaries)], header=False
-    )
-    terminal.out.print()
-
-
-# What came out -----------------------------------------------------------------------------------
-
-
-def story(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what the runs show, in sentences computed from their summaries."""
-    metric = next(iter(summaries.values()))["selection"]["metric"]
-    scores = {
-        name: [100 * value for value in _per_client(summary, metric)]
-        for name, summary in summaries.items()
-    }
-    alone = scores[ALONE]
-    clients = summaries[ALONE]["clients"]
-    lines = [
-        f"Each client alone: test {metric} from {min(alone):.1f} to {max(alone):.1f} %, "
-        f"{statistics.fmean(alone):.1f} % on average."
-    ]
-    for name, own in scores.items():
-        if name == ALONE:
-            continue
-        better = sum(a > b for a, b in zip(own, alone, strict=True))
-        gain = statistics.fmean(own) - statistics.fmean(alone)
-        lines.append(
-            f"Together by {name}: {statistics.fmean(own):.1f} % on average ({gain:+.1f} points); "
-            f"{better} of {len(own)} clients score higher than alone."
-        )
-    weakest = alone.index(min(alone))
-    best = max((name for name in scores if name != ALONE), key=lambda n: scores[n][weakest])
-    lines.append(
-        f"The weakest client alone, {clients[weakest]}, has {alone[weakest]:.1f} %; together it "
-        f"has at most {scores[best][weakest]:.1f} %, by {best}."
-    )
-    return lines
-
-
-def _per_client(summary: Mapping[str, Any], metric: str) -> Sequence[float]:
-    found: Sequence[float] = summary["best_val"]["test"][f"{metric}_per_client"]
-    return found
+    Task(list(names), out, [], as_json, report, live=table.live, open_=open_).one(request)
 
 
 # While it trains ---------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ Folders = Annotated[
         autocompletion=completion.run_folder,
     ),
 ]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -41,7 +42,7 @@ def report(
         Path | None,
         typer.Option("--out", help="The page. [dim]\\[report.html beside the runs][/dim]"),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    open_: Open = False,
     measure: Annotated[
         bool,
         typer.Option(
@@ -63,9 +64,14 @@ def report(
     file = write_page(found, out or folder / "report.html")
     terminal.print_line(f"report: {file}")
     if open_:
-        import webbrowser
+        open_page(file)
 
-        webbrowser.open(file.resolve().as_uri())
+
+def open_page(file: Path) -> None:
+    """Open a page in the browser."""
+    import webbrowser
+
+    webbrowser.open(file.resolve().as_uri())
 
 
 def write_page(found: Sequence[Run], file: Path) -> Path:

@@ -43,6 +43,10 @@ MOMENTS = {"best_val": "best val", "last5": "last 5", "final": "last"}
 VIEWS = (
     "received: the model that the server sends; trained: each client's model after local training"
 )
+TRIVIAL = {  # by assessment.baseline_name
+    "majority class": "each client's most frequent class for all its nodes",
+    "random ranking": "nodes ranked by chance",
+}
 SEEDS = "±: standard deviation over seeds"
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -187,11 +191,13 @@ def one_run(summary: Mapping[str, Any], folder: Path) -> None:
     own = VIEW_OF[summary["evaluated"]]
     out.print()
     out.print(f"[bold]{summary['method']}[/bold] on {escape(describe_data(summary))}")
-    for name in dict.fromkeys((metric, "accuracy", *_lopsided(summary))):
+    metrics = list(dict.fromkeys((metric, "accuracy", *_lopsided(summary))))
+    for name in metrics:
         out.print(f"\n[bold]{escape(name)}[/bold] in %")
         _print_scores(summary, name, own)
     out.print(
         f"[dim]{summary['method']} is evaluated by the {own} model (bold). {VIEWS}. "
+        f"{_baselines(summary, *metrics)}"
         f"{SEEDS + '. ' if len(summary['seeds']) > 1 else ''}"
         f"A round takes {duration(summary['seconds_per_round_median'])} and sends "
         f"{size(summary['bytes_up_per_round'])} up and "
@@ -265,8 +271,16 @@ def _trivial(
 
 
 def _baseline(metric: str) -> str:
-    """Return the name of the trivial predictor on two lines, so that its column stays narrow."""
-    return baseline_name(metric).replace(" ", "\n")
+    """Return the name of the trivial predictor in one word, so that its column stays narrow."""
+    return baseline_name(metric).split()[0]
+
+
+def _baselines(summary: Mapping[str, Any], *metrics: str) -> str:
+    """Return the legend of the rows of trivial predictors beside these metrics."""
+    if not summary.get("baseline"):
+        return ""
+    words = [f"{_baseline(metric)}: {TRIVIAL[baseline_name(metric)]}. " for metric in metrics]
+    return "".join(dict.fromkeys(words))
 
 
 def _lopsided(summary: Mapping[str, Any]) -> list[str]:
@@ -315,7 +329,8 @@ def comparison(summaries: Sequence[Mapping[str, Any]]) -> None:
     seeds = "test ± standard deviation over seeds, " * (len(summaries[0]["seeds"]) > 1)
     out.print(
         f"[dim]At the best validation round: {seeds}client mean ± standard deviation over clients. "
-        f"{VIEWS}. round: median time of a round; upload: sent by all clients in a round.[/dim]"
+        f"{VIEWS}. {_baselines(summaries[0], metric)}"
+        "round: median time of a round; upload: sent by all clients in a round.[/dim]"
     )
     closing_notes(summaries)
 
@@ -341,7 +356,8 @@ def describe_data(*summaries: Mapping[str, Any]) -> str:
     partition, seeds = summary["partition"], summary["seeds"]
     numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
     return (
-        f"{summary['dataset']}, {partition['clients']} clients ({partition['name']}), "
+        f"{summary['dataset']}, {partition['clients']} client"
+        f"{'s' * (partition['clients'] != 1)} ({partition['name']}), "
         f"split {summary['split']}, {', '.join(networks)}, {summary['rounds']} rounds of "
         f"{summary['epochs']} epochs, {numbers}"
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyphily.cli import completion, options, ranks
+from polyphily.cli.reporting import Open, Pages, open_page
 from polyphily.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
@@ -91,13 +92,13 @@ def run(
     ] = None,
     as_json: AsJson = False,
     report: Page = True,
+    open_: Open = False,
     track: Track = None,
     tune: Tune = None,
     **values: Any,
 ) -> None:
     """Train a federation with one method."""
     from polyphily.cli import terminal
-    from polyphily.cli.reporting import Pages
     from polyphily.core.method import METHODS, check_effects, create
     from polyphily.runs.orders import TuneRequest
     from polyphily.runs.tracking import check_trackers
@@ -125,6 +126,8 @@ def run(
     pages = Pages(report)
     pages.add(with_all_clients(execution))
     page = pages.write(execution.folder.path / PAGE)
+    if page and open_:
+        open_page(page)
     if as_json:
         typer.echo(json.dumps(summary))
     else:

@@ -471,8 +471,20 @@ def _check_names(
         hint = f", separated by a {_spoken(delimiter)}" if delimiter else ""
         raise UserError(
             f"{place}: no column {listed(missing)}. Columns found: {listed(names)}{hint}; needed: "
-            f"{listed(required)}. Other names are mapped in schema.toml"
+            f"{listed(required)}. Other names are mapped in schema.toml, in this folder or above"
+            f"{_mapping(missing)}"
         )
+
+
+def _mapping(names: Sequence[str]) -> str:
+    """Return the lines of schema.toml that map usual names of columns.
+
+    >>> _mapping(["id", "label"])
+    ': nodes.id = "…", nodes.label = "…"'
+    """
+    tables = {"id": "nodes", "label": "nodes", "source": "edges", "target": "edges"}
+    lines = [f'{tables[name]}.{name} = "…"' for name in names if name in tables]
+    return ": " * bool(lines) + ", ".join(lines)
 
 
 class Record(NamedTuple):
