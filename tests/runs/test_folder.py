@@ -360,3 +360,20 @@ def test_a_safe_name_is_a_plain_file_name(name: str) -> None:
 )
 def test_safe_names_stay_readable(name: str, safe: str) -> None:
     assert safe_name(name) == safe
+
+
+def test_records_that_wait_are_written_in_order_by_a_checkpoint_and_at_the_end(
+    tmp_path: Path,
+) -> None:
+    folder, reader = RunFolder(tmp_path), RunFolder(tmp_path)
+    with folder.at_work():
+        folder.append({"round": 1}, within=3600)
+        folder.append({"round": 2}, within=3600)
+        assert reader.records() == []
+        folder.save_checkpoint({"w": torch.zeros(1)}, {"round": 2})
+        assert reader.records() == [{"round": 1}, {"round": 2}]
+        folder.append({"round": 3}, within=3600)
+        folder.append({"round": 4})  # one that must not wait takes those before it along
+        assert [record["round"] for record in reader.records()] == [1, 2, 3, 4]
+        folder.append({"round": 5}, within=3600)
+    assert [record["round"] for record in reader.records()] == [1, 2, 3, 4, 5]

@@ -162,8 +162,8 @@ def killed_at(round_index: int, luck: random.Random, share: float = 0.4) -> Iter
     """Within, a run dies once this round is recorded; a share of the rounds has a checkpoint."""
     append = RunFolder.append
 
-    def append_and_die(self: RunFolder, record: dict[str, Any]) -> None:
-        append(self, record)
+    def append_and_die(self: RunFolder, record: dict[str, Any], within: float = 0.0) -> None:
+        append(self, record, within)
         if record["round"] == round_index:
             raise Killed
 

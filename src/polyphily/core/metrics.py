@@ -57,7 +57,7 @@ class Predictions:
     def confusion(self) -> Tensor:
         """The confusion matrices, float64 `[clients, true, predicted]`."""
         c = self.classes
-        cell = (self.segments.owner * c + self.labels) * c + self.logits.argmax(dim=1)
+        cell = (self.segments.owner * c + self.labels) * c + self.logits.max(dim=1).indices
         counts = torch.zeros(self.clients * c * c, dtype=torch.float64, device=cell.device)
         counts.index_add_(0, cell, torch.ones_like(cell, dtype=torch.float64))
         return counts.view(-1, c, c)
@@ -523,7 +523,8 @@ class Evaluator:
         """
         nodes, labels, segments = self._all_splits(len(views))
         logits = views[0] if len(views) == 1 else torch.cat(list(views))
-        everything = Predictions(logits[nodes], labels, segments, self.classes, self.positive)
+        logits = logits.index_select(0, nodes)
+        everything = Predictions(logits, labels, segments, self.classes, self.positive)
         found = self._scores(everything)
         return found.view(len(views), len(SPLITS), self.clients, -1).permute(2, 0, 1, 3)
 
@@ -616,24 +617,53 @@ def describe(
         counts: the number of scored nodes of each client.
         names: the metrics on the axis; `score_axis()` unless given.
     """
+    return describe_all(scores[:, None], counts[:, None], names)[0]
+
+
+def describe_all(
+    scores: npt.NDArray[np.float64],
+    counts: npt.NDArray[np.float64],
+    names: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Return what `describe` does for several splits, from scores `[clients, splits, metrics]`."""
     known = ~np.isnan(scores)
-    filled, weights = np.where(known, scores, 0.0), known * counts[:, None]
+    filled, weights = np.where(known, scores, 0.0), known * counts[..., None]
     number, weight = known.sum(axis=0), weights.sum(axis=0)
-    means = ((filled * weights).sum(axis=0) / np.where(weight > 0, weight, 1)).tolist()
-    plain = (filled.sum(axis=0) / np.maximum(number, 1)).tolist()
-    each, counted = scores.T.tolist(), number.tolist()
+    means = (filled * weights).sum(axis=0) / np.where(weight > 0, weight, 1)
+    plain = filled.sum(axis=0) / np.maximum(number, 1)
+    each = scores.transpose(1, 2, 0)
+    axis = score_axis() if names is None else names
+    parts = zip(means.tolist(), plain.tolist(), each.tolist(), number.tolist(), strict=True)
+    return [_described(axis, *part) for part in parts]
+
+
+def _described(
+    names: Sequence[str],
+    means: list[float],
+    plain: list[float],
+    each: list[list[float]],
+    counted: list[int],
+) -> dict[str, Any]:
+    """Return the scores of a split by name, from lists over metrics."""
     found: dict[str, Any] = {}
-    for column, name in enumerate(score_axis() if names is None else names):
-        if not counted[column]:
-            metric = METRICS.find(name)
-            if metric.classes is None and not metric.ranks:
+    for name, mean, level, own, count in zip(names, means, plain, each, counted, strict=True):
+        if not count:
+            if _always_shown(name):
                 found |= {name: None, f"{name}_client_mean": None}
-                found[f"{name}_per_client"] = [None] * len(scores)
+                found[f"{name}_per_client"] = [None] * len(own)
             continue
-        found[name] = means[column]
-        found[f"{name}_client_mean"] = plain[column]
-        own = each[column]
-        if counted[column] < len(own):
-            own = [None if math.isnan(value) else value for value in own]
-        found[f"{name}_per_client"] = own
+        found[name] = mean
+        found[f"{name}_client_mean"] = level
+        complete = count == len(own)
+        found[f"{name}_per_client"] = (
+            own if complete else [None if math.isnan(value) else value for value in own]
+        )
     return found
+
+
+def _always_shown(name: str) -> bool:
+    """Return whether a metric is shown even if no client has a value."""
+    if name.startswith(RECALL_KEY):
+        return False
+    metric = METRICS[name]
+    return metric.classes is None and not metric.ranks

@@ -51,6 +51,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written, self._cost = 0.0, 0.0
+        self._waiting: list[Mapping[str, Any]] = []  # records that are not written yet
+        self._since = 0.0  # when the first of them came
 
     @property
     def checkpoint_file(self) -> Path:
@@ -91,7 +93,10 @@ class RunFolder:
     def at_work(self) -> Iterator[None]:
         """Show others that a process works on the run, inside the block."""
         with held(self.path / LOCK):
-            yield
+            try:
+                yield
+            finally:
+                self.write_records()
 
     def is_at_work(self) -> bool | None:
         """Return whether a process works on the run; None if that cannot be known."""
@@ -107,13 +112,30 @@ class RunFolder:
 
     # Rounds ----------------------------------------------------------------------------------
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add a round's record to `metrics.jsonl`."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+    def append(self, record: Mapping[str, Any], within: float = 0.0) -> None:
+        """Add a round's record to `metrics.jsonl`.
+
+        Args:
+            record: of the round.
+            within: how many seconds it may wait for others. To write several records at once takes
+                half the time. A checkpoint writes all that wait, and so does the end of `at_work`.
+        """
+        now = time.perf_counter()
+        self._since = self._since if self._waiting else now
+        self._waiting.append(record)
+        if now - self._since >= within:
+            self.write_records()
+
+    def write_records(self) -> None:
+        """Write the records that wait to be written."""
+        if self._waiting:
+            with (self.path / METRICS).open("a", encoding="utf-8") as file:
+                file.writelines(map(_line, self._waiting))
+            self._waiting.clear()
 
     def records(self, name: str = METRICS) -> list[dict[str, Any]]:
         """Return the objects in a file with one JSON object per line."""
+        self.write_records()
         file = self.path / name
         if not file.exists():
             return []
@@ -133,6 +155,7 @@ class RunFolder:
         return kept
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self.write_records()
         text = json.dumps(clean(summary), indent=2, allow_nan=False)
         write_text(self.path / SUMMARY, text + "\n")
 
@@ -187,6 +210,7 @@ class RunFolder:
         return time.perf_counter() - self._written >= runs * self._cost / SHARE
 
     def save_checkpoint(self, tensors: Message, progress: Mapping[str, Any]) -> None:
+        self.write_records()
         began = time.perf_counter()
         save_tensors(self.checkpoint_file, tensors, {"progress": json.dumps(progress)})
         self._written = time.perf_counter()

@@ -21,7 +21,7 @@ from polyphily.core.cohort import Cohort
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, with_prefix
 from polyphily.core.method import FORMS, METHODS, VIEWS, Method, create
-from polyphily.core.metrics import SPLITS, Evaluator, check_metric, describe, positive_index
+from polyphily.core.metrics import SPLITS, Evaluator, check_metric, describe_all, positive_index
 from polyphily.core.sampling import check_sampling
 from polyphily.core.settings import Settings
 from polyphily.engines.attacks import hostile_clients
@@ -59,6 +59,7 @@ from polyphily.runtime.robust import check_robust
 from polyphily.runtime.tracker import Tracker, make_tracker
 
 Progress = Callable[[dict[str, Any]], None]
+DELAY = 0.2  # seconds by which the record of a round may be written late, together with others
 SMALL = 1_000_000  # nodes times hidden units below which one thread is the better choice
 
 
@@ -362,7 +363,7 @@ class Execution:
         record = self._one_round()
         self.reports.append(record)
         if self.folder:
-            self.folder.append(record)
+            self.folder.append(record, within=DELAY)
         if self.out and self.simulation.placement.agree(self._checkpoint_due()):
             self.checkpoint()
         return record
@@ -572,10 +573,7 @@ class Execution:
         shared = self.simulation.placement.share(self.evaluator.baseline()).cpu().numpy()
         counts, names = self.tracker.counts, self.tracker.names
         return [
-            {
-                split: describe(shared[a:b, i], counts[a:b, i], names)
-                for i, split in enumerate(SPLITS)
-            }
+            dict(zip(SPLITS, describe_all(shared[a:b], counts[a:b], names), strict=True))
             for a, b in pairwise(self.simulation.starts)
         ]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyphily.core.messages import Message, with_prefix
 from polyphily.core.method import VIEWS, Method
-from polyphily.core.metrics import SPLITS, align_scores, describe, first_axis, score_axis
+from polyphily.core.metrics import SPLITS, align_scores, describe_all, first_axis, score_axis
 from polyphily.core.settings import Settings
 
 LAST = 5
@@ -171,12 +171,14 @@ class Tracker:
 
     def _value(self, scores: FloatArray) -> FloatArray:
         """Return the selecting score of each group; NaN for a group without validation nodes."""
-        values, weights = scores[:, 0, self.names.index(self.metric)], self.counts[:, 0].copy()
-        weights[np.isnan(values)] = 0
+        values = scores[:, 0, self.names.index(self.metric)]
+        known = ~np.isnan(values)
+        weights = self.counts[:, 0] * known
         total = np.bincount(self.group, weights, self.groups)
-        summed = np.bincount(self.group, np.nan_to_num(values) * weights, self.groups)
-        with np.errstate(invalid="ignore"):
-            return np.where(total > 0, summed / total, math.nan)
+        summed = np.bincount(self.group, np.where(known, values * weights, 0), self.groups)
+        found = np.full(self.groups, math.nan)
+        np.divide(summed, total, out=found, where=total > 0)
+        return found
 
     def keep_models(self, params: Message, better: BoolArray) -> None:
         """Store the parameters `[clients, …]` of the groups that improved."""
@@ -231,19 +233,19 @@ class Tracker:
         return missing
 
     def _describe(self, scores: FloatArray, own: slice) -> dict[str, Any]:
-        return {
-            split: describe(scores[:, i], self.counts[own, i], self.names)
-            for i, split in enumerate(SPLITS)
-        }
+        found = describe_all(scores, self.counts[own], self.names)
+        return dict(zip(SPLITS, found, strict=True))
 
     def current(self, s: int) -> dict[str, Any]:
         """Return the latest scores of one federation in both views."""
         own = slice(int(self.starts[s]), int(self.starts[s + 1]))
-        return {
-            view: self._describe(self.recent[view][-1][own], own)
-            for view in VIEWS
-            if self.recent[view]
-        }
+        views = [view for view in VIEWS if self.recent[view]]
+        if not views:
+            return {}
+        scores = np.concatenate([self.recent[view][-1][own] for view in views], axis=1)
+        counts = np.concatenate([self.counts[own]] * len(views), axis=1)
+        found = iter(describe_all(scores, counts, self.names))
+        return {view: {split: next(found) for split in SPLITS} for view in views}
 
     # What a checkpoint holds -----------------------------------------------------------------
 
