@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from builders import CPU
+from polyphily.core.optimizers import Optimizer, OptimizerSpec, initial_state
 from polyphily.methods.fedspa.network import EdgeKinds
 from polyphily.nn import kernels
 from polyphily.nn.draws import Streams
@@ -372,3 +373,35 @@ def test_a_mixture_of_other_draws_is_plain(monkeypatch: pytest.MonkeyPatch) -> N
     kept = torch.stack([again.dropout(basis, 0.4, segments.pointers) for basis in bases])
     expected = (kept * weight[segments.owner].transpose(0, 1)).sum(dim=0)
     torch.testing.assert_close(found, expected)
+
+
+@usable
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_large_tensors_step_as_in_torch(
+    kind: str, decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "MANY", 1000)
+    used: list[int] = []
+    step = kernels.adam_step
+
+    def noted(param: Tensor, *others: Tensor, **options: object) -> None:
+        used.append(param.numel())
+        step(param, *others, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernels, "adam_step", noted)
+    params = {"large": numbers(3, 41, 17), "small": numbers(3, 5, seed=1)}
+    theirs = {name: value.double().clone().requires_grad_() for name, value in params.items()}
+    classes = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    reference = classes[kind](theirs.values(), lr=0.01, weight_decay=decay)
+    spec = OptimizerSpec(kind=kind, lr=0.01, weight_decay=decay)
+    ours = Optimizer(spec, params, initial_state(spec, params), even=True)
+    for number in range(4):
+        grads = {n: numbers(*p.shape, seed=10 + number) for n, p in params.items()}
+        for name, value in theirs.items():
+            value.grad = grads[name].double()
+        ours.step(grads)
+        reference.step()
+    for name, value in theirs.items():
+        torch.testing.assert_close(params[name].double(), value.detach(), rtol=1e-5, atol=1e-6)
+    assert used == [3 * 41 * 17] * 4, "only the large tensor has a kernel of its own"

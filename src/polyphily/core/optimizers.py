@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from polyphily.nn import kernels
 from polyphily.nn.sparse import flat
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PREFIX = "optimizer/"
 STEPS = PREFIX + "steps"
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 AT_A_TIME = 1 << 17  # numbers in a pass over gradients on a CPU: few enough for its cache
 
 
@@ -236,7 +238,18 @@ class Optimizer:
         lr: float,
         decay: float,
     ) -> None:
-        step = torch._fused_adamw_ if self.spec.kind == "adamw" else torch._fused_adam_
+        decoupled = self.spec.kind == "adamw"
+        rows = list(zip(params, grads, means, squares, steps, strict=True))
+        for row in rows:
+            if _steps_alone(row[0]):
+                kernels.adam_step(
+                    *row, lr=lr, decay=decay, betas=BETAS, epsilon=EPSILON, decoupled=decoupled
+                )
+        rest = [row for row in rows if not _steps_alone(row[0])]
+        if not rest:
+            return
+        params, grads, means, squares, steps = (list(column) for column in zip(*rest, strict=True))
+        step = torch._fused_adamw_ if decoupled else torch._fused_adam_
         step(
             params,
             grads,
@@ -245,13 +258,18 @@ class Optimizer:
             [],
             steps,
             lr=lr,
-            beta1=0.9,
-            beta2=0.999,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
             weight_decay=decay,
-            eps=1e-8,
+            eps=EPSILON,
             amsgrad=False,
             maximize=False,
         )
+
+
+def _steps_alone(param: Tensor) -> bool:
+    """Return whether a parameter steps in a kernel of its own: a large one on a GPU."""
+    return kernels.available(param) and param.is_contiguous() and param.numel() >= kernels.MANY
 
 
 @cache

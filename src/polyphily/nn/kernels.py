@@ -7,6 +7,7 @@ run in a fixed order, so results are deterministic.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -28,6 +29,7 @@ LARGE = 256  # mean number of rows of a client from which tiles are large
 SHORT_TILE = 16  # rows that a program mixes from many matrices
 TALL_TILE = 256  # rows that a program sums
 BLOCK = 1024  # entries of a matrix that a program changes one by one
+MANY = 1 << 16  # numbers from which a tensor has an optimiser's step of its own
 MOST_CLASSES = 1024  # up to which a program holds all logits of a node
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own interpreter, for tests
 
@@ -75,6 +77,44 @@ def sparse_product(
         ROWS=height, ENTRIES=entries, COLUMNS=columns,
     )  # fmt: skip
     return out
+
+
+def adam_step(
+    param: Tensor,
+    grad: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    step: Tensor,
+    *,
+    lr: float,
+    decay: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    decoupled: bool,
+) -> None:
+    """Take a step of Adam, or with decoupled decay of AdamW, in place.
+
+    torch's fused step gives 65,536 numbers to a program, which leaves most of a GPU idle if a few
+    tensors are large.
+
+    Args:
+        param: contiguous, as are the gradient and the moments.
+        grad: its gradient.
+        mean: the first moment.
+        square: the second moment.
+        step: the number of this step, from 1, on the device.
+        lr: learning rate.
+        decay: coefficient of the decay.
+        betas: of the moments.
+        epsilon: added to the root of the second moment.
+        decoupled: whether the decay shrinks the parameter (AdamW) or is added to the gradient.
+    """
+    count = param.numel()
+    triton_kernels.adam_kernel[(-(-count // BLOCK),)](
+        param, grad, mean, square, step, count, lr, decay,
+        DECOUPLED=decoupled, BETA1=betas[0], BETA2=betas[1],
+        LOG1=math.log(betas[0]), LOG2=math.log(betas[1]), EPSILON=epsilon, BLOCK=BLOCK,
+    )  # fmt: skip
 
 
 def entry_products(row: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -243,6 +243,43 @@ def activation_gradient_kernel(
 
 
 @triton.jit
+def adam_kernel(
+    param,
+    grad,
+    mean,
+    square,
+    step,
+    count,
+    lr,
+    decay,
+    DECOUPLED: tl.constexpr,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    LOG1: tl.constexpr,
+    LOG2: tl.constexpr,
+    EPSILON: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    p = tl.load(param + index, mask=inside, other=0.0)
+    g = tl.load(grad + index, mask=inside, other=0.0)
+    if DECOUPLED:
+        p -= lr * decay * p
+    else:
+        g += decay * p
+    m = BETA1 * tl.load(mean + index, mask=inside, other=0.0) + (1 - BETA1) * g
+    v = BETA2 * tl.load(square + index, mask=inside, other=0.0) + (1 - BETA2) * g * g
+    time = tl.load(step).to(tl.float64)  # in double precision: 1 - 0.999 loses half of its digits
+    first = (1 - tl.exp(time * LOG1)).to(tl.float32)
+    second = tl.sqrt(1 - tl.exp(time * LOG2)).to(tl.float32)
+    p -= lr / first * m / (tl.sqrt(v) / second + EPSILON)
+    tl.store(param + index, p, mask=inside)
+    tl.store(mean + index, m, mask=inside)
+    tl.store(square + index, v, mask=inside)
+
+
+@triton.jit
 def log_sums(logits, node, inside, classes, CLASSES: tl.constexpr):
     """Return the logits of some nodes, the largest of each and the log of their summed exps."""
     column = tl.arange(0, CLASSES)[None, :]
