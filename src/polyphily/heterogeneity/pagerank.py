@@ -105,7 +105,7 @@ def strongest(
         (_push(walk, rows[start : start + BLOCK], alpha, tolerance) @ keep).max(axis=1).toarray()
         for start in range(0, len(rows), BLOCK)
     ]
-    return np.concatenate(parts)
+    return np.concatenate(parts).ravel()  # scipy before 1.13 returns a column
 
 
 def structure_inertia_score(
