@@ -45,3 +45,8 @@ def _unpacked() -> Path:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return one worker more than there are cores: many tests wait for processes."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 2
