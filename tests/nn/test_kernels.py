@@ -244,6 +244,31 @@ def test_a_clients_loss_does_not_depend_on_those_beside_it() -> None:
         assert found.item() == together[client].item()
 
 
+@usable
+@pytest.mark.parametrize("width", [1, 5, 64, 200])
+@pytest.mark.parametrize("sizes", [SIZES, (300,), (0, 0)])
+def test_the_layer_norm_of_each_client(sizes: tuple[int, ...], width: int) -> None:
+    """Against float64: the rows, and the gradients of rows, scales and shifts."""
+    segments = Segments(sizes, DEVICE)
+    given = (
+        3 * numbers(sum(sizes), width) + 1,
+        numbers(len(sizes), width, seed=1),
+        numbers(len(sizes), width, seed=2),
+    )
+    upstream = numbers(sum(sizes), width, seed=3)
+    ones = [value.clone().requires_grad_() for value in given]
+    twos = [value.double().requires_grad_() for value in given]
+    found = kernels.layer_norm(*ones, segments)
+    plain, scale, shift = twos
+    expected = torch.nn.functional.layer_norm(plain, (width,)) * scale[segments.owner]
+    expected = expected + shift[segments.owner]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    grads = torch.autograd.grad((found * upstream).sum(), ones)
+    others = torch.autograd.grad((expected * upstream).sum(), twos)
+    for own, other in zip(grads, others, strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=1e-4, atol=1e-4)
+
+
 def test_plain_torch_serves_where_kernels_do_not() -> None:
     assert not kernels.available(torch.zeros(2, dtype=torch.float64))
     assert kernels.available(torch.zeros(2)) == INTERPRETED

@@ -31,6 +31,7 @@ TALL_TILE = 256  # rows that a program sums
 BLOCK = 1024  # entries of a matrix that a program changes one by one
 MANY = 1 << 16  # numbers from which a tensor has an optimiser's step of its own
 MOST_CLASSES = 1024  # up to which a program holds all logits of a node
+MOST_WIDTH = 1024  # up to which a program normalises whole rows
 ON_CPU = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own interpreter, for tests
 
 
@@ -313,6 +314,61 @@ class _CrossEntropy(torch.autograd.Function):
 def _entropy_blocks(logits: Tensor) -> dict[str, int]:
     classes = _power(logits.shape[1], 2, MOST_CLASSES)
     return {"ROWS": 2048 // classes, "CLASSES": classes}
+
+
+def holds_rows(x: Tensor) -> bool:
+    """Return whether `layer_norm` can be used for a tensor."""
+    return available(x) and 0 < x.shape[1] <= MOST_WIDTH
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, segments: Segments) -> Tensor:
+    """Normalise every row, then scale and shift it with its client's numbers; differentiable.
+
+    torch's own kernel gives a program to each row, which is slow if rows are short, and numbers of
+    clients would have to be copied for every row.
+
+    Args:
+        x: `[rows, width]`.
+        weight: the scales, `[clients, width]`.
+        bias: the shifts, `[clients, width]`.
+        segments: how the rows are divided among clients.
+    """
+    found: Tensor = _LayerNorm.apply(x.contiguous(), weight.contiguous(), bias, segments)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        ctx.save_for_backward(x, weight)
+        out = torch.empty_like(x)
+        if x.numel():
+            triton_kernels.norm_kernel[_row_grid(x)](
+                x, weight, bias.contiguous(), segments.owner, out, *x.shape, **_row_blocks(x)
+            )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        grad = grad.contiguous()
+        out, of_scale = torch.empty_like(x), torch.empty_like(x)
+        if x.numel():
+            triton_kernels.norm_gradient_kernel[_row_grid(x)](
+                x, weight, segments.owner, grad, out, of_scale, *x.shape, **_row_blocks(x)
+            )
+        return out, segment_sum(of_scale, segments), segment_sum(grad, segments), None
+
+
+def _row_blocks(x: Tensor) -> dict[str, int]:
+    columns = _power(x.shape[1], 16, MOST_WIDTH)
+    return {"ROWS": max(2048 // columns, 1), "COLUMNS": columns}
+
+
+def _row_grid(x: Tensor) -> tuple[int]:
+    return (-(-len(x) // _row_blocks(x)["ROWS"]),)
 
 
 def sum_by_kind(

@@ -348,6 +348,69 @@ def entropy_gradient_kernel(
 
 
 @triton.jit
+def normalised(x, row, inside, width, COLUMNS: tl.constexpr):
+    """Return some rows with mean 0 and variance 1, and by what they were divided."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    within = inside[:, None] & (column < width)
+    value = tl.load(x + row.to(tl.int64)[:, None] * width + column, mask=within, other=0.0)
+    apart = tl.where(within, value - tl.sum(value, axis=1)[:, None] / width, 0.0)
+    spread = tl.sqrt(tl.sum(apart * apart, axis=1) / width + 1e-5)
+    return apart / spread[:, None], spread
+
+
+@triton.jit
+def norm_kernel(
+    x,
+    weight,
+    bias,
+    owner,
+    out,
+    rows,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    column = tl.arange(0, COLUMNS)[None, :]
+    within = inside[:, None] & (column < width)
+    own = tl.load(owner + row, mask=inside, other=0).to(tl.int64)[:, None] * width + column
+    value, _ = normalised(x, row, inside, width, COLUMNS)
+    scale = tl.load(weight + own, mask=within, other=0.0)
+    shift = tl.load(bias + own, mask=within, other=0.0)
+    target = out + row.to(tl.int64)[:, None] * width + column
+    tl.store(target, value * scale + shift, mask=within)
+
+
+@triton.jit
+def norm_gradient_kernel(
+    x,
+    weight,
+    owner,
+    grad,
+    out,
+    of_scale,
+    rows,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    column = tl.arange(0, COLUMNS)[None, :]
+    within = inside[:, None] & (column < width)
+    own = tl.load(owner + row, mask=inside, other=0).to(tl.int64)[:, None] * width + column
+    where = row.to(tl.int64)[:, None] * width + column
+    value, spread = normalised(x, row, inside, width, COLUMNS)
+    arriving = tl.load(grad + where, mask=within, other=0.0)
+    tl.store(of_scale + where, arriving * value, mask=within)
+    flow = arriving * tl.load(weight + own, mask=within, other=0.0)
+    mean = tl.sum(flow, axis=1)[:, None] / width
+    along = tl.sum(flow * value, axis=1)[:, None] / width
+    tl.store(out + where, (flow - mean - value * along) / spread[:, None], mask=within)
+
+
+@triton.jit
 def kinds_kernel(
     crow,
     col,
