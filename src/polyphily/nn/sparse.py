@@ -232,7 +232,8 @@ def products_at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Te
     if left.is_cuda or matrix.nnz == 0:
         return (left[matrix.row] * right[matrix.col_long]).sum(dim=1)
     pattern = _as_csr(matrix.crow, matrix.col, left.new_zeros(matrix.nnz), matrix.shape)
-    return torch.sparse.sampled_addmm(pattern, left, right.t(), beta=0.0).values()
+    found: Tensor = torch.sparse.sampled_addmm(pattern, left, right.t(), beta=0.0).values()
+    return found
 
 
 class _Product(torch.autograd.Function):
