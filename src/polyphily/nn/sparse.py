@@ -229,8 +229,9 @@ def products_at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Te
     """Return left · right^T at the entries of a pattern, without gradient."""
     if kernels.available(left):
         return kernels.entry_products(matrix.row, matrix.col, left, right)
-    if left.is_cuda or matrix.nnz == 0:
-        return (left[matrix.row] * right[matrix.col_long]).sum(dim=1)
+    places = matrix.shape[0] * matrix.shape[1]
+    if left.is_cuda or not 0 < matrix.nnz <= places:  # torch has no room for more repeated entries
+        return (left.index_select(0, matrix.row) * right.index_select(0, matrix.col)).sum(dim=1)
     pattern = _as_csr(matrix.crow, matrix.col, left.new_zeros(matrix.nnz), matrix.shape)
     found: Tensor = torch.sparse.sampled_addmm(pattern, left, right.t(), beta=0.0).values()
     return found
