@@ -267,16 +267,16 @@ def large_methods() -> list[str]:
 
 
 def _large_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each method, with its ratio to FedAvg if that was timed."""
-    seconds = {row["method"]: row["seconds"] for row in rows}
+    """Return a line for each method, with its ratio to FedAvg if both were timed together."""
+    fedavg = {row.get("commit"): row["seconds"] for row in rows if row["method"] == "fedavg"}
     lines = []
     for row in rows:
-        ratio = row["seconds"] / seconds.get("fedavg", row["seconds"])
+        together = fedavg.get(row.get("commit"))
+        ratio = f" ({row['seconds'] / together:.1f} FedAvg rounds)" if together else ""
         lines.append(
             f"- {row['nodes']:,} nodes, {row['edges']:,} edges, {row['clients']} clients, "
             f"{row['method']}{_threads(row['threads']) if row['threads'] else ''}: "
-            f"{row['seconds']:.2f} s a round ({ratio:.1f} FedAvg rounds), "
-            f"{row['memory_gb']:.1f} GB."
+            f"{row['seconds']:.2f} s a round{ratio}, {row['memory_gb']:.1f} GB."
         )
     return lines
 

@@ -236,7 +236,8 @@ def _suite(
             size = suite.QUICK_LARGE if quick else {}
             known_rows = {} if methods is None else _by_method(records.get(part, []))
             for name in methods or (suite.WHOLE if quick else suite.large_methods()):
-                known_rows[name] = suite.large(device, name, **size)
+                row = suite.large(device, name, **size)
+                known_rows[name] = {**row, "commit": origin()["commit"]}
             records[part] = list(known_rows.values())
         else:
             given: dict[str, Any] = {"rounds": suite.QUICK[part]} if quick else {}
