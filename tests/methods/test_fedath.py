@@ -30,12 +30,17 @@ from polyphily.core.messages import Uploads, model_part, with_prefix
 from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.graph import Graph, Masks
-from polyphily.methods.fedath import FedATH, losses
+from polyphily.methods.fedath import FedATH, losses, scores
 from polyphily.methods.fedath.losses import hsic, negative_entropy
-from polyphily.methods.fedath.network import DualGNN, GCNEvaluator, MLPEvaluator
+from polyphily.methods.fedath.network import (
+    DualGNN,
+    GCNEvaluator,
+    MLPEvaluator,
+    edge_segments,
+)
 from polyphily.nn.backbones import BACKBONES, Shape
 from polyphily.nn.sparse import SparseMatrix
-from polyphily.nn.subgraphs import Subgraph
+from polyphily.nn.subgraphs import Normalised, Subgraph
 
 ALGORITHM_1 = {"paper": True, "joint": False}
 BASES: dict[str, dict[str, object]] = {
@@ -63,7 +68,7 @@ def random_like(shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def dense(matrix: SparseMatrix) -> Tensor:
+def dense(matrix: SparseMatrix | Normalised) -> Tensor:
     return matrix @ torch.eye(matrix.shape[1], dtype=torch.float64)
 
 
@@ -232,6 +237,29 @@ def test_the_mlp_evaluator_scores_concatenated_endpoints(
         start += graph.num_nodes
         expected = mlp_scores(graph, of_client(params, k), symmetric=symmetric, unit=unit)
         torch.testing.assert_close(ours[mine, mine], expected * dense_adjacency(graph))
+
+
+@pytest.mark.parametrize("cached", [5, 20, 1 << 17])
+def test_scores_in_blocks_and_their_gradients_are_those_of_whole_tensors(
+    cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "CACHED", cached)  # one edge, four edges, or all of a client
+    cohort = random_cohort(SIZES)
+    one, two = (random_like((sum(SIZES), 5), seed).requires_grad_() for seed in (1, 2))
+    last = random_like((len(SIZES), 5, 1), 3).requires_grad_()
+    edges = edge_segments(cohort)
+    ours = scores.rectified_scores(one, two, last, cohort, edges)
+    hidden = (one[cohort.edges.row] + two[cohort.edges.col_long]).relu()
+    expected = (hidden * last[edges.owner, :, 0]).sum(dim=1)
+    torch.testing.assert_close(ours, expected)
+    weights = random_like((cohort.edges.nnz,), 4)
+    leaves = (one, two, last)
+    found = torch.autograd.grad(
+        (scores.mean_of_both_ways(ours, cohort.edges) * weights).sum(), leaves
+    )
+    mean = (expected + expected[cohort.edges.permutation]) / 2
+    for left, right in zip(found, torch.autograd.grad((mean * weights).sum(), leaves), strict=True):
+        torch.testing.assert_close(left, right)
 
 
 def test_the_gcn_evaluator_is_that_of_the_code() -> None:

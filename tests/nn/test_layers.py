@@ -26,7 +26,16 @@ from builders import (
 )
 from polyphily.core.cohort import Cohort
 from polyphily.graphs.graph import Graph
-from polyphily.nn.layers import ACMConv, GATConv, GCNConv, Linear, SAGEConv, matmul
+from polyphily.nn import channels
+from polyphily.nn.layers import (
+    ACMConv,
+    GATConv,
+    GCNConv,
+    Linear,
+    SAGEConv,
+    matmul,
+    mixed_channels,
+)
 from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix, is_shared
 
@@ -240,6 +249,33 @@ def test_initial_weights_fill_the_glorot_interval() -> None:
     assert 0.99 * bound < weight.max() <= bound
     assert -bound <= weight.min() < -0.99 * bound
     assert abs(float(weight.mean())) < 5 * bound / (3 * weight.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("cached", [1, 9, 1 << 17])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_channels_mixed_in_blocks_are_those_mixed_at_once(
+    scaled: bool, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "CACHED", cached)
+    segments = Segments((5, 1, 9), torch.device("cpu"))
+    random = torch.Generator().manual_seed(1)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).double()
+
+    scales = numbers(15, 2).abs() if scaled else None
+    leaves = [numbers(*shape) for shape in ((15, 3), (15, 6), (15, 6), (3, 3, 3), (3, 3, 3))]
+    upstream = numbers(15, 3)
+    results = []
+    for large in (0, 1000):
+        monkeypatch.setattr(channels, "LARGE", large)
+        own, pair, near, attend, mix = (leaf.clone().requires_grad_() for leaf in leaves)
+        assert channels.pays(own, segments) == (large == 0)
+        out = mixed_channels(own, pair, near, scales, attend, mix, segments)
+        wanted = (own, pair, near, attend, mix)
+        results.append([out, *torch.autograd.grad(out, wanted, upstream, materialize_grads=True)])
+    for ours, plain in zip(*results, strict=True):
+        assert_close(ours, plain)
 
 
 def test_weights_that_clients_share_are_not_copied_and_change_no_bit() -> None:

@@ -87,6 +87,24 @@ def test_gradients_of_the_product_by_finite_differences(sizes: list[int], seed: 
     assert torch.autograd.gradcheck(segments_of(sizes).matmul, [x, weight])
 
 
+@pytest.mark.parametrize("width", [1, 3, 40])
+@pytest.mark.parametrize("tall", [1, 4, 6])
+def test_products_of_tall_clients_are_a_loop_over_clients_too(
+    width: int, tall: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyphily.nn.segments.TALL", tall)
+    sizes = [5, 5, 2, 7, 0]
+    x, weight = numbers(1, sum(sizes), 4), numbers(2, len(sizes), 4, width)
+    upstream = numbers(3, sum(sizes), width)
+    found, expected = [], []
+    for product, leaves in ((segments_of(sizes).matmul, found), (None, expected)):
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        out = loop_product(sizes, a, b) if product is None else product(a, b)
+        leaves += [out, *torch.autograd.grad(out, (a, b), upstream)]
+    for left, right in zip(found, expected, strict=True):
+        close(left, right)
+
+
 def test_the_product_takes_views() -> None:
     sizes = [2, 3, 3]
     x, weight = numbers(0, 4, 8).T, numbers(1, 3, 5, 4).transpose(1, 2)

@@ -27,6 +27,8 @@ from polyphily.bench.timing import (
     peak_resident,
     time_rounds,
 )
+from polyphily.core.method import METHODS as REGISTERED
+from polyphily.core.method import create
 from polyphily.engines.simulation import Simulation
 from polyphily.graphs.loading import Federation, load
 from polyphily.runtime.machine import matmul_precision
@@ -72,6 +74,8 @@ QUICK = {
 }  # timed rounds with --quick
 QUICK_SIZES = (1_000, 3_000)  # numbers of clients
 QUICK_LARGE = {"nodes": 20_000, "clients": 10, "rounds": 1}
+WHOLE = ("fedavg", "fedspa", "fedgsp", "fedath")  # FedAvg, and methods that need whole graphs
+BACKBONES = {"fedspa": "acm-gcn", "fedgsp": "unifilter", "fedsage": "sage"}  # others: gcn
 
 
 def machine(device: str, known: Mapping[str, Any] | None = None) -> Record:
@@ -236,8 +240,7 @@ def large(
             return pool.submit(task).result()
     each = nodes // clients
     federation = load(f"csbm:nodes={each},degree=20,features=128", clients=clients)
-    backbone = {"fedspa": "acm-gcn", "fedgsp": "unifilter"}.get(method, "gcn")
-    options = {**GCN, "backbone": backbone, "device": device}
+    options = {**GCN, "backbone": BACKBONES.get(method, "gcn"), "device": device}
     if device == "cpu":
         options["memory"] = "8GB"
     simulation = make_simulation([federation], method, options)
@@ -255,6 +258,27 @@ def large(
         "threads": torch.get_num_threads() if device == "cpu" else None,
         "accuracy": accuracy(simulation),
     }
+
+
+def large_methods() -> list[str]:
+    """Return the methods that are timed on a large graph: some, and all that train on samples."""
+    sampled = [name for name in sorted(REGISTERED) if create(name).needs_whole_graph() is None]
+    return list(dict.fromkeys([*WHOLE, *sampled]))
+
+
+def _large_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each method, with its ratio to FedAvg if both were timed together."""
+    fedavg = {row.get("commit"): row["seconds"] for row in rows if row["method"] == "fedavg"}
+    lines = []
+    for row in rows:
+        together = fedavg.get(row.get("commit"))
+        ratio = f" ({row['seconds'] / together:.1f} FedAvg rounds)" if together else ""
+        lines.append(
+            f"- {row['nodes']:,} nodes, {row['edges']:,} edges, {row['clients']} clients, "
+            f"{row['method']}{_threads(row['threads']) if row['threads'] else ''}: "
+            f"{row['seconds']:.2f} s a round{ratio}, {row['memory_gb']:.1f} GB."
+        )
+    return lines
 
 
 def summary(records: Mapping[str, Any]) -> str:
@@ -300,12 +324,7 @@ def summary(records: Mapping[str, Any]) -> str:
         lines.append(
             f"- Cora, 20 clients, five seeds, {found['float32']['rounds']} rounds: {text}."
         )
-    lines += [
-        f"- {found['nodes']:,} nodes, {found['edges']:,} edges, {found['clients']} clients, "
-        f"{found['method']}{_threads(found['threads']) if found['threads'] else ''}: "
-        f"{found['seconds']:.2f} s a round, {found['memory_gb']:.1f} GB."
-        for found in records.get("large", [])
-    ]
+    lines += _large_lines(records.get("large", []))
     return "\n\n".join([*parts, "\n".join(lines)]).rstrip()
 
 

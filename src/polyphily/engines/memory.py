@@ -8,7 +8,7 @@ from itertools import groupby
 
 from polyphily.core.settings import Settings
 from polyphily.runtime.client import Clients
-from polyphily.runtime.machine import cache_size, free_memory
+from polyphily.runtime.machine import HELD, cache_size, free_memory
 
 ACTIVATIONS = 16  # numbers kept per node and hidden unit in a layer's forward and backward pass
 
@@ -18,7 +18,8 @@ class Groups:
 
     Who trains beside a client changes the client's numbers by rounding at most, and the time. A GPU
     gains until its memory is full. A CPU gains from stacked federations only while the numbers of
-    a group stay in its cache, whose size is measured (`cache_size`).
+    a group stay in its cache, whose size is measured (`cache_size`), and from clients of one
+    federation only while malloc keeps what a step frees for the next (`keep_freed_memory`).
 
     Args:
         clients: all clients of the process.
@@ -43,7 +44,7 @@ class Groups:
                 groups.append(range(start, end))
                 start, used = end, 0
             for need in needs:
-                if end > start and used + need > self.budget:
+                if end > start and used + need > self.most:
                     groups.append(range(start, end))
                     start, used = end, 0
                 end, used = end + 1, used + need
@@ -55,12 +56,18 @@ class Groups:
         return [list(own) for _, own in groupby(active, key=lambda client: owner[client])]
 
     @cached_property
+    def most(self) -> int:
+        """The bytes that a group may have, unless it is a single client."""
+        on_cpu = self.clients.cohort.device.type == "cpu"
+        return min(HELD, self.budget) if on_cpu else self.budget
+
+    @cached_property
     def limit(self) -> int:
         """The bytes up to which stacked federations gain."""
         cohort = self.clients.cohort
         if cohort.device.type != "cpu" or len(cohort.blocks) == 1:
-            return self.budget
-        return min(cache_size(), self.budget)
+            return self.most
+        return min(cache_size(), self.most)
 
     def to_predict(self) -> list[range]:
         """Return the groups in which all clients are scored: one, if memory allows it."""

@@ -36,8 +36,9 @@ CONTROL, CHANGE, POPULATION = "control/", "control_change/", "clients"
 class Scaffold(FedAvg):
     """Local gradients become g - c_i + c; then c_i is updated, and c by the mean change.
 
-    Option I sets c_i to the gradient at the received model, with any optimiser. Option II sets it
-    to c_i - c + (w - w_i) / (tau_i lr), which is meant for plain SGD.
+    Option I sets c_i to the gradient at the received model, with any optimiser. A step sees all
+    train nodes, so this is the gradient of the first step, and no further pass is needed. Option II
+    sets c_i to c_i - c + (w - w_i) / (tau_i lr), which is meant for plain SGD.
     """
 
     labels_can_be_inputs: ClassVar[bool] = True
@@ -67,22 +68,21 @@ class Scaffold(FedAvg):
         }
 
     def prepare_round(self, local: Local) -> Message:
-        if self.option == "II" or local.constants:  # already computed, at the received model
-            return local.constants
-        shared = {n: p for n, p in local.params.items() if CONTROL + n in local.memory}
-        names, values = zip(*shared.items(), strict=True)
-        loss = super().loss(local).sum()
-        grads = torch.autograd.grad(loss, values, materialize_grads=True)
-        return dict(zip(names, grads, strict=True))
+        return local.constants  # those of the first step, in all others
 
     def correct_gradients(self, local: Local, grads: Message) -> Message:
+        corrected = dict(grads)
+        keep = self.option == "I" and local.taken == 0
         for name, grad in grads.items():
             if CONTROL + name not in local.memory:
                 continue
+            if keep:  # at the received model
+                local.constants[name], corrected[name] = grad, torch.empty_like(grad)
             own, common = local.memory[CONTROL + name], local.received[CONTROL + name]
             for clients in in_cache(grad):
-                grad[clients].sub_(own[clients]).add_(common[clients])
-        return grads
+                found = torch.sub(grad[clients], own[clients], out=corrected[name][clients])
+                found.add_(common[clients])
+        return corrected
 
     def update_memory(self, local: Local) -> Message:
         if self.option == "I":

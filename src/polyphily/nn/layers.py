@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyphily.nn import kernels
+from polyphily.nn.channels import mixed_in_blocks, pays
 from polyphily.nn.sparse import SparseMatrix, is_shared
 
 if TYPE_CHECKING:
@@ -43,12 +44,22 @@ def matmul(x: Tensor | SparseMatrix, weight: Tensor, graph: GraphOperators) -> T
     return x @ weight.reshape(-1, weight.shape[2])
 
 
+def products(
+    x: Tensor | SparseMatrix, weights: Sequence[Tensor], graph: GraphOperators
+) -> Sequence[Tensor]:
+    """Return the products with several weights."""
+    if isinstance(x, SparseMatrix):  # weights are larger than products: no need to join them
+        return [matmul(x, weight, graph) for weight in weights]
+    joint = matmul(x, torch.cat(list(weights), dim=2), graph)
+    return torch.split(joint, [weight.shape[2] for weight in weights], dim=1)
+
+
 def matmul_both(
     x: Tensor | SparseMatrix, one: Tensor, two: Tensor, graph: GraphOperators
 ) -> Tensor:
     """Return two products side by side."""
     if isinstance(x, SparseMatrix):  # weights are larger than products: join the products
-        return torch.cat([matmul(x, one, graph), matmul(x, two, graph)], dim=1)
+        return torch.cat(list(products(x, (one, two), graph)), dim=1)
     return matmul(x, torch.cat([one, two], dim=2), graph)
 
 
@@ -293,6 +304,8 @@ def mixed_channels(
     """
     if all(map(kernels.available, (own, pair, near))):
         return kernels.mixed_channels(own, pair, near, scales, attend, mix, segments)
+    if len({x.dtype for x in (own, pair, near, attend, mix)}) == 1 and pays(own, segments):
+        return mixed_in_blocks(own, pair, near, scales, attend, mix, segments)
     (low, high), (near_low, near_high) = pair.chunk(2, dim=1), near.chunk(2, dim=1)
     if scales is None:
         low, high = near_low, high - near_high

@@ -15,6 +15,7 @@ from torch import Tensor
 from polyphily.nn import kernels
 from polyphily.nn.sparse import SparseMatrix, flat, full, is_shared
 
+NARROW, TALL = 16, 1024  # columns and rows of a product with (gradᵀ x)ᵀ on a CPU
 PADDING = 1.25  # largest ratio of sizes of clients that share a padded product
 
 
@@ -167,6 +168,15 @@ class Segments:
         product: Tensor = _GroupedProduct.apply(x, weight, self)  # type: ignore[no-untyped-call]
         return product
 
+    def gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return x^T grad over the rows of each client, `[clients, i, o]`, without gradient."""
+        x, grad = x.contiguous(), grad.contiguous()
+        if kernels.available(x):
+            return kernels.grouped_gradient(x, grad, self)
+        if len(self.runs) > 1 and x.is_cuda:
+            return _padded_gradient(x, grad, self)
+        return _gradient(x, grad, self)
+
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """Runs of consecutive clients of equal size."""
@@ -283,17 +293,31 @@ def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
     for own, matrices, found in parts:
         if len(matrices) == 1:
             torch.mm(own, matrices[0], out=found)
+            continue
+        inputs = own.view(len(matrices), -1, x.shape[1])
+        outputs = found.view(len(matrices), -1, out.shape[1])
+        if out.shape[1] == 1 and inputs.shape[1] >= TALL:  # many rows times a vector: faster alone
+            for mine, matrix, place in zip(inputs, matrices, outputs, strict=True):
+                torch.mm(mine, matrix, out=place)
         else:
-            shape = (len(matrices), -1)
-            torch.bmm(own.view(*shape, x.shape[1]), matrices, out=found.view(*shape, out.shape[1]))
+            torch.bmm(inputs, matrices, out=outputs)
     return out
 
 
 def _gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
-    """Return the gradient of each client's matrix, `[clients, i, o]`, client by client."""
+    """Return the gradient of each client's matrix, `[clients, i, o]`, client by client.
+
+    For a narrow matrix of a client with many rows, (gradᵀ x)ᵀ is several times as fast as xᵀ grad.
+    Which form is computed depends on the client alone, as its last digits do.
+    """
     out = x.new_empty(len(segments), x.shape[1], grad.shape[1])
     for run in segments.runs:
-        torch.bmm(run.view(x).mT, run.view(grad), out=out[run.clients])
+        inputs, outputs = run.view(x), run.view(grad)
+        if grad.shape[1] <= NARROW and inputs.shape[1] >= TALL:
+            for own, above, found in zip(inputs, outputs, out[run.clients], strict=True):
+                found.copy_(torch.mm(above.T, own).T)
+        else:
+            torch.bmm(inputs.mT, outputs, out=out[run.clients])
     return out
 
 
@@ -313,10 +337,5 @@ class _GroupedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = _product(grad, weight.transpose(1, 2), segments)
         if ctx.needs_input_grad[1]:
-            if kernels.available(x):
-                grad_weight = kernels.grouped_gradient(x, grad, segments)
-            elif len(segments.runs) > 1 and x.is_cuda:
-                grad_weight = _padded_gradient(x, grad, segments)
-            else:
-                grad_weight = _gradient(x, grad, segments)
+            grad_weight = segments.gradient(x, grad)
         return grad_x, grad_weight, None

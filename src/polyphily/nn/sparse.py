@@ -18,7 +18,6 @@ from polyphily.nn import kernels
 if TYPE_CHECKING:
     from polyphily.nn.segments import Segments
 
-CACHED = 8192  # entries whose rows are gathered at a time on a CPU, to fit its cache
 LARGE = 1_000_000  # entries above which cuSPARSE beats embedding_bag on a GPU
 
 
@@ -89,7 +88,7 @@ class SparseMatrix:
 
     def with_value(self, value: Tensor) -> SparseMatrix:
         """Return a matrix with the same pattern and other values, `[nnz]`."""
-        return replace(self, value=value, value_t=value.detach()[self.permutation])
+        return replace(self, value=value, value_t=value.detach().index_select(0, self.permutation))
 
     @property
     def nnz(self) -> int:
@@ -195,15 +194,19 @@ def _pointers(index: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
     return pointers
 
 
+def _as_csr(crow: Tensor, col: Tensor, value: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a sparse tensor of torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Sparse CSR tensor support is in beta state"
+        return torch.sparse_csr_tensor(crow, col, value, shape, check_invariants=False)
+
+
 def _multiply_by_cusparse(
     crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: Tensor
 ) -> Tensor:
     if value is None:
         value = dense.new_ones(len(col))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "Sparse CSR tensor support is in beta state"
-        shape = (rows, dense.shape[0])
-        matrix = torch.sparse_csr_tensor(crow, col, value, shape, check_invariants=False)
+    matrix = _as_csr(crow, col, value, (rows, dense.shape[0]))
     with torch.autocast(dense.device.type, enabled=False):
         return matrix @ dense
 
@@ -216,23 +219,22 @@ def multiply(crow: Tensor, col: Tensor, value: Tensor | None, rows: int, dense: 
         return kernels.sparse_product(crow, col, value, rows, dense)
     if dense.is_cuda and len(col) > LARGE:
         return _multiply_by_cusparse(crow, col, value, rows, dense)
-    bags: tuple[Tensor, ...] = torch.embedding_bag(
-        dense.contiguous(), col, crow, False, 0, False, value, True
-    )
+    # detached: with a gradient in view, it would also compute what its own backward pass needs
+    table, weights = dense.detach().contiguous(), None if value is None else value.detach()
+    bags: tuple[Tensor, ...] = torch.embedding_bag(table, col, crow, False, 0, False, weights, True)
     return bags[0]
 
 
-def _at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
-    """Return left · right^T at the entries of a pattern, in blocks that fit the cache."""
+def products_at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
+    """Return left · right^T at the entries of a pattern, without gradient."""
     if kernels.available(left):
         return kernels.entry_products(matrix.row, matrix.col, left, right)
-    block = CACHED if not left.is_cuda else max(matrix.nnz, 1)
-    out = left.new_empty(matrix.nnz)
-    for start in range(0, matrix.nnz, block):
-        part = slice(start, start + block)
-        rows, cols = matrix.row[part], matrix.col_long[part]
-        torch.sum(left[rows] * right[cols], dim=1, out=out[part])
-    return out
+    places = matrix.shape[0] * matrix.shape[1]
+    if left.is_cuda or not 0 < matrix.nnz <= places:  # torch has no room for more repeated entries
+        return (left.index_select(0, matrix.row) * right.index_select(0, matrix.col)).sum(dim=1)
+    pattern = _as_csr(matrix.crow, matrix.col, left.new_zeros(matrix.nnz), matrix.shape)
+    found: Tensor = torch.sparse.sampled_addmm(pattern, left, right.t(), beta=0.0).values()
+    return found
 
 
 class _Product(torch.autograd.Function):
@@ -260,7 +262,7 @@ class _Product(torch.autograd.Function):
         grad_value = grad_dense = grad_bias = None
         if ctx.needs_input_grad[1]:
             (dense,) = ctx.saved_tensors
-            grad_value = _at_entries(matrix, grad, dense)
+            grad_value = products_at_entries(matrix, grad, dense)
         if ctx.needs_input_grad[2]:
             grad_dense = multiply(
                 matrix.crow_t, matrix.col_t, matrix.value_t, matrix.shape[1], grad
@@ -275,7 +277,7 @@ class _EntryProducts(torch.autograd.Function):
     def forward(ctx: Any, matrix: SparseMatrix, left: Tensor, right: Tensor) -> Tensor:
         ctx.matrix = matrix
         ctx.save_for_backward(left, right)
-        return _at_entries(matrix, left, right)
+        return products_at_entries(matrix, left, right)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
@@ -286,7 +288,7 @@ class _EntryProducts(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_left = multiply(matrix.crow, matrix.col, grad, matrix.shape[0], right)
         if ctx.needs_input_grad[2]:
-            turned = grad[matrix.permutation]
+            turned = grad.index_select(0, matrix.permutation)
             grad_right = multiply(matrix.crow_t, matrix.col_t, turned, matrix.shape[1], left)
         return None, grad_left, grad_right
 
@@ -299,14 +301,14 @@ class _RowSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, grad[ctx.matrix.row]
+        return None, grad.index_select(0, ctx.matrix.row)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, entries: Tensor, pointers: Tensor) -> Tensor:
         ctx.entries, ctx.pointers = entries, pointers
-        return x[index]
+        return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:

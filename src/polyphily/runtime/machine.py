@@ -21,7 +21,7 @@ from polyphily.errors import OutOfMemory, UserError, unknown
 
 DEVICES = ("cpu", "cuda")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of these options in glibc's malloc.h
-_PIECE, _HELD = 1 << 27, 1 << 29  # bytes: tensors that are reused, and free memory that is held
+_PIECE, HELD = 1 << 27, 1 << 29  # bytes: tensors that are reused, and free memory that is held
 _CACHES = tuple(1 << power for power in range(20, 27))  # bytes: sizes that a cache may have
 _IN_CACHE = 1.5  # how much faster per byte a pass over numbers in the cache is at least
 
@@ -96,7 +96,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library has no such function
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _PIECE) and mallopt(_TRIM_THRESHOLD, _HELD))
+    return bool(mallopt(_MMAP_THRESHOLD, _PIECE) and mallopt(_TRIM_THRESHOLD, HELD))
 
 
 @cache

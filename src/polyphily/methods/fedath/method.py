@@ -27,7 +27,6 @@ from polyphily.methods.fedath.network import (
 from polyphily.methods.fedavg import FedAvg
 from polyphily.nn import backbones
 from polyphily.nn.backbones import BACKBONES, Backbone, Output, Shape
-from polyphily.nn.subgraphs import Subgraph
 
 SHARED = {
     "causal": (CAUSAL,),
@@ -234,13 +233,13 @@ class FedATH(FedAvg):
         causal: Output = functional_call(
             network.causal,
             with_prefix(local.params, CAUSAL),
-            (Subgraph(cohort, score.sigmoid()), draws),
+            (network.weighted(cohort, score), draws),
         )
         if not self.needs_biased:
             return causal.logits, None
-        rest = (-score if self.joint else -score.detach()).sigmoid()
+        rest = network.weighted(cohort, -score if self.joint else -score.detach())  # 1 - ω
         biased: Output = functional_call(
-            network.biased, with_prefix(local.params, BIASED), (Subgraph(cohort, rest), draws)
+            network.biased, with_prefix(local.params, BIASED), (rest, draws)
         )
         return causal.logits, biased.logits
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polyphily.methods.fedath.scores import mean_of_both_ways, rectified_scores
 from polyphily.nn.backbones import Backbone, Output, Shape
 from polyphily.nn.draws import Draws
 from polyphily.nn.layers import GCNConv, glorot, matmul, zeros
@@ -32,8 +33,12 @@ class DualGNN(Backbone):
 
     def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Output:
         score = self.evaluator(graph, draws)
-        output: Output = self.causal(Subgraph(graph, score.sigmoid()), draws)
+        output: Output = self.causal(self.weighted(graph, score), draws)
         return output
+
+    def weighted(self, graph: StackedGraph, score: Tensor) -> Subgraph:
+        """Return a graph whose edges have the weights that follow from scores, Eq. 6."""
+        return Subgraph(graph, score.sigmoid(), symmetric=self.evaluator.symmetric)
 
     def is_classifier(self, parameter: str) -> bool:
         own = parameter.removeprefix(CAUSAL)
@@ -67,17 +72,16 @@ class EdgeEvaluator(nn.Module):
             product = product * graph.cached("fedath/inverse norms", inverse_norms)
         return product
 
-    def hidden(self, graph: StackedGraph, edges: Segments, draws: Draws | None) -> Tensor:
-        """Return the input of the last layer at every edge."""
+    def scores(self, graph: StackedGraph, edges: Segments, draws: Draws | None) -> Tensor:
+        """Return the scores of all edges, without bias and as if not symmetric, `[nnz]`."""
         raise NotImplementedError
 
     def forward(self, graph: StackedGraph, draws: Draws | None = None) -> Tensor:
         edges = graph.cached("fedath/edges by client", edge_segments)
-        score = edges.matmul(self.hidden(graph, edges, draws), self.last) + edges.expand(self.bias)
-        score = score.view(-1)
-        if self.symmetric:  # the pattern is symmetric: entry permutation[ij] is ji
-            score = (score + score[graph.edges.permutation]) / 2
-        return score
+        score = self.scores(graph, edges, draws)
+        if self.symmetric:
+            score = mean_of_both_ways(score, graph.edges)
+        return score + edges.expand(self.bias).view(-1)
 
     def link_scores(self, graph: StackedGraph, candidates: StackedGraph) -> Tensor:
         """Return c_ij of the pairs in `candidates.edges`, `[nnz]` (for `polyphily audit`)."""
@@ -99,10 +103,10 @@ class MLPEvaluator(EdgeEvaluator):
         self.hidden_bias = zeros(width)
         self.last = glorot((width, 1), width, 1)
 
-    def hidden(self, graph: StackedGraph, edges: Segments, draws: Draws | None) -> Tensor:
+    def scores(self, graph: StackedGraph, edges: Segments, draws: Draws | None) -> Tensor:
         one, two = self.first(self.weight, graph).chunk(2, dim=1)
         one = one + graph.segments.expand(self.hidden_bias)
-        return (graph.edges.at_rows(one) + graph.edges.at_cols(two)).relu()
+        return rectified_scores(one, two, self.last, graph, edges)
 
 
 class GCNEvaluator(EdgeEvaluator):
@@ -127,14 +131,14 @@ class GCNEvaluator(EdgeEvaluator):
         self.norm1, self.norm2 = EdgeNorm(classes), EdgeNorm(half)
         self.last = glorot((half, 1), half, 1)
 
-    def hidden(self, graph: StackedGraph, edges: Segments, draws: Draws | None) -> Tensor:
+    def scores(self, graph: StackedGraph, edges: Segments, draws: Draws | None) -> Tensor:
         h = self.first(self.embed, graph) + graph.segments.expand(self.embed_bias)
         h = self.conv1(self._drop(h, graph, draws), graph).relu()
         h = graph.gcn @ graph.segments.matmul(self._drop(h, graph, draws), self.conv2)
         one, two = graph.segments.matmul(h, self.mlp1).chunk(2, dim=1)
         z = self.norm1(graph.edges.at_rows(one) + graph.edges.at_cols(two), edges).relu()
         normed: Tensor = self.norm2(edges.matmul(z, self.mlp2), edges).relu()
-        return normed
+        return edges.matmul(normed, self.last).view(-1)
 
     def _drop(self, x: Tensor, graph: StackedGraph, draws: Draws | None) -> Tensor:
         if draws is None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyphily.nn import kernels
+from polyphily.nn.segments import Segments
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.stacked import StackedGraph
 
@@ -43,20 +45,69 @@ class KindSums:
         known = near_hom.chunk(2, dim=1)[0] + near_het.chunk(2, dim=1)[1]
         return known + alpha * unknown[0] + (1 - alpha) * unknown[1]
 
-    def inputs(self, x: Tensor, everything: Tensor, alpha: Tensor) -> Tensor:
-        """Return the inputs that each channel's weights are applied to, side by side.
+    def sum_inputs(
+        self,
+        x: Tensor,
+        everything: Tensor,
+        alpha: Tensor,
+        hom: Tensor,
+        het: Tensor,
+        segments: Segments,
+    ) -> Tensor:
+        """Compute the same for constant features, summing over neighbours before the weights.
 
-        As a weight is the same for all neighbours, equation 6 may sum before it multiplies. If `x`
-        is constant, no gradient has to pass the edges then.
+        A weight is the same for all neighbours, so equation 6 may sum first. No gradient has to
+        pass the edges then.
 
         Args:
             x: features `[N, F]`.
             everything: their sums over all neighbours.
             alpha: the harmoniser's output.
+            hom: theta_hom of every client, `[K, F, width]`.
+            het: theta_het of every client.
+            segments: the nodes of each client.
         """
-        hom, het = self.hom @ x, self.het @ x
-        unknown = everything - hom - het
-        return torch.cat([hom + alpha * unknown, het + (1 - alpha) * unknown], dim=1)
+        near = self.hom @ x, self.het @ x
+        unknown = (everything - near[0]).sub_(near[1])
+        summed: Tensor = _SumOfInputs.apply(*near, unknown, alpha, hom, het, segments)  # type: ignore[no-untyped-call]
+        return summed
+
+
+class _SumOfInputs(torch.autograd.Function):
+    """(s_hom + alpha s_unk) theta_hom + (s_het + (1 - alpha) s_unk) theta_het, s constant.
+
+    The gradient of alpha is g · s_unk (theta_hom - theta_het), for gradients g of the result.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        near_hom: Tensor,
+        near_het: Tensor,
+        unknown: Tensor,
+        alpha: Tensor,
+        hom: Tensor,
+        het: Tensor,
+        segments: Segments,
+    ) -> Tensor:
+        width = unknown.shape[1]
+        inputs = unknown.new_empty(len(unknown), 2 * width)
+        torch.addcmul(near_hom, alpha, unknown, out=inputs[:, :width])
+        torch.addcmul(near_het, 1 - alpha, unknown, out=inputs[:, width:])
+        ctx.segments = segments
+        ctx.save_for_backward(inputs, unknown, hom, het)
+        return segments.matmul(inputs, torch.cat([hom, het], dim=1))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, unknown, hom, het = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        to_alpha = None
+        if ctx.needs_input_grad[3]:
+            back = segments.matmul(grad, (hom - het).mT)
+            to_alpha = back.mul_(unknown).sum(dim=1, keepdim=True)
+        to_hom, to_het = segments.gradient(inputs, grad).chunk(2, dim=1)
+        return None, None, None, to_alpha, to_hom, to_het, None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from polyphily.methods.fedspa.edges import EdgeKinds, KindSums, edge_kinds
 from polyphily.nn.backbones import Backbone, Output, Shape
 from polyphily.nn.draws import Draws
-from polyphily.nn.layers import Linear, glorot, matmul, mixed_channels, mixture, zeros
+from polyphily.nn.layers import (
+    Linear,
+    glorot,
+    matmul,
+    mixed_channels,
+    mixture,
+    products,
+    zeros,
+)
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.stacked import StackedGraph
 
@@ -117,17 +125,24 @@ class ACMDecoupledConv(nn.Module):
         self.attend = glorot((outputs, 3), outputs, 1)
         self.mix = glorot((3, 3), 3, 3)
 
+    nonnegative = True  # so are the channels and their weights
+
     def forward(self, x: Tensor | SparseMatrix, graph: StackedGraph, kinds: KindSums) -> Tensor:
-        alpha = self.harmoniser(x, graph).sigmoid()  # equation 5
+        width = self.weight_hom.shape[2]
         if summed_first(x, graph):
-            joint = torch.cat([self.weight_hom, self.weight_het], dim=1)
-            near = matmul(kinds.inputs(x, neighbour_sums(graph), alpha), joint, graph)
+            alpha = self.harmoniser(x, graph).sigmoid()  # equation 5
+            channels = (self.weight_hom, self.weight_het)
+            near = kinds.sum_inputs(x, neighbour_sums(graph), alpha, *channels, graph.segments)
+            pair = matmul(x, self.weight_self[:, :, :width], graph)
+            own = matmul(x, self.weight_self[:, :, width:], graph)
         else:
-            hom = matmul(x, self.weight_hom, graph)
-            het = matmul(x, self.weight_het, graph)
+            harmoniser = self.harmoniser
+            assert harmoniser.bias is not None
+            weights = (self.weight_hom, self.weight_het, self.weight_self, harmoniser.weight)
+            hom, het, mine, share = products(x, weights, graph)
+            alpha = (share + graph.segments.expand(harmoniser.bias)).sigmoid()
             near = kinds.sum(hom, het, alpha)
-        width = near.shape[1]
-        pair, own = torch.split(matmul(x, self.weight_self, graph), [width, width // 2], dim=1)
+            pair, own = torch.split(mine, [width, width // 2], dim=1)
         scales = graph.cached(("decoupled scales", self.normalise), self._scales)
         return mixed_channels(own, pair, near, scales, self.attend, self.mix, graph.segments)
 
@@ -226,7 +241,9 @@ class Decoupled(Backbone):
         x = self.drop_input(graph, draws)
         embedding = None
         for conv in hidden:
-            embedding = conv(x, graph, kinds).relu()
+            embedding = conv(x, graph, kinds)
+            if not getattr(conv, "nonnegative", False):
+                embedding = embedding.relu()
             x = self.drop(embedding, graph, draws)
         logits = last(x, graph, kinds)
         return Output(logits, logits if embedding is None else embedding)
