@@ -1,9 +1,9 @@
 """Trials of Polyphony's mixes: train voices once, then score any mix of what they say.
 
-    python benchmarks/mixes.py train --out voices --cell texas --seeds 5 6
-    python benchmarks/mixes.py train --out voices --cell texas --seeds 5 6 --together 1 --name t1
+    python benchmarks/mixes.py train --out voices --cell texas-louvain-3 --seeds 5 6 --decays 5e-4
+    python benchmarks/mixes.py train --out voices --cell texas-louvain-3 --together 1 --name t1
     python benchmarks/mixes.py table voices/*.t0.*.npz
-    python benchmarks/mixes.py heard voices/minesweeper.*.npz
+    python benchmarks/mixes.py heard voices/minesweeper*.npz
     python benchmarks/mixes.py together voices/*.t1.*.npz
 
 Voices that are trained apart do not depend on the mix, so that one training serves all mixes. A
@@ -11,10 +11,11 @@ voice is written as its backbone with marks: `acm-gcn:L` has labels among its in
 has five blocks, `res-acm:S` shares its normalisations, `gcn:solo` stays at home. A part is a voice
 as received, or with a plus sign as the client trained it last.
 
-`table` compares mixes with the default one over all files: validation score at the best round and
-rate, and the test score there. `heard` gives a fifth of the validation nodes to the audition's EM
-and scores the mix on the others: what held-out nodes are worth where there are many. `together`
-compares files t1 with files t0 of the same cell and seed, by the even mix of the voices of t1.
+Cells are those of `polyphily study polyphony`. `table` compares mixes with the default one over all
+files: validation score at the best round and rate, and the test score there. `heard` gives a fifth
+of the validation nodes to the audition's EM and scores the mix on the others: what held-out nodes
+are worth where there are many. `together` compares files t1 with files t0 of the same cell and
+seed, by the even mix of the voices of t1.
 """
 
 from __future__ import annotations
@@ -29,13 +30,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from polyphony import CELLS  # beside this file
 from torch import Tensor
 
 from polyphily.core.method import parameter
 from polyphily.core.settings import from_mapping
 from polyphily.graphs.loading import Federation
-from polyphily.graphs.prepared import load_prepared
 from polyphily.methods.polyphony.audition import posterior, responsibilities
 from polyphily.methods.polyphony.method import Polyphony
 from polyphily.methods.polyphony.voices import VOICES, Voices
@@ -44,10 +43,13 @@ from polyphily.nn.choir import PLAIN_LAYERS, number_of
 from polyphily.nn.residual import Residual
 from polyphily.nn.segments import Segments
 from polyphily.runs.together import stacked
+from polyphily.studies.contest import contest
+from polyphily.studies.trials import federation_of
 
 Array = npt.NDArray[Any]
 RESIDUAL = "res-acm:L:d5"
-ALL = "gpr-gnn,acm-gcn,gpr-gnn:L,acm-gcn:L," + RESIDUAL
+ALL = f"gpr-gnn,acm-gcn,acm-gcn:L,{RESIDUAL},res-gcn:L:d5,res-acm:d5"
+CELLS = {cell.name: cell for cell in contest().cells}
 
 
 # Training ----------------------------------------------------------------------------------------
@@ -139,27 +141,17 @@ def train(args: argparse.Namespace) -> None:
     cell = CELLS[args.cell]
     method = Trial(mixing="even", together=args.together, written=args.voices)
     method = replace(method, hidden_share=args.hidden_share)
-    rates = [(rate, 0.0) for rate in args.rates or cell.rates]
-    rates += [(0.01, decay) for decay in args.decays]
-    rounds = args.rounds or cell.rounds
-    settings = from_mapping({"rounds": rounds, "backbone": "choir", "device": args.device})
-    federations = [
-        load_prepared(
-            args.partitions,
-            dataset=cell.dataset,
-            partition=cell.partition,
-            clients=cell.clients,
-            split=cell.split,
-            seed=seed,
-        )
-        for seed in args.seeds
-    ]
+    rates = [(rate, 0.0) for rate in args.rates] + [(0.01, decay) for decay in args.decays]
+    settings = from_mapping(
+        {**cell.settings, "rounds": args.rounds, "backbone": "choir", "device": args.device}
+    )
+    federations = [federation_of(cell, seed, args.partitions) for seed in args.seeds]
     execution = stacked(method, federations, settings, rates, keep_best=False)
     sizes = [sum(graph.num_nodes for graph in one.clients) for one in federations]
     kept = [chosen_nodes(one, args.most) for one in federations]
     said: list[list[list[Array]]] = [[[] for _ in rates] for _ in federations]
     with execution.at_work():
-        for number in range(1, rounds + 1):
+        for number in range(1, args.rounds + 1):
             execution.simulation.advance()
             if number % args.every == 0 or number in args.at:
                 with torch.no_grad():
@@ -225,7 +217,7 @@ class Said:
             self.val, self.test = file["val"], file["test"]
             meta = json.loads(str(file["meta"]))
         self.cell, self.seed, self.voices = meta["cell"], meta["seed"], meta["spec"].split(",")
-        self.auc = self.cell in CELLS and CELLS[self.cell].metric == "auc"
+        self.auc = CELLS[self.cell].metric == "auc"
 
     def numbers(self, voices: Sequence[str]) -> list[int]:
         """Return the numbers of voices as received, then as trained."""
@@ -261,33 +253,40 @@ def geometric(said: Said, voices: Sequence[str]) -> Callable[[Array], Array]:
     return lambda parts: np.log(np.maximum(parts[numbers], 1e-4)).mean(axis=0)
 
 
-MOST = ("gpr-gnn", "acm-gcn:L", RESIDUAL)
+GPR, ACM, RES_GCN = "gpr-gnn", "acm-gcn:L", "res-gcn:L:d5"
+DEFAULT = (GPR, ACM, RESIDUAL, RES_GCN)
 MIXES: dict[str, tuple[Sequence[str], float | None]] = {
-    "default: labels of most voices, own share 0.25": (MOST, 0.25),
-    "own share 0": (MOST, 0.0),
-    "own share 0.5": (MOST, 0.5),
-    "own share 1": (MOST, 1.0),
-    "mean of log-probabilities": (MOST, None),
-    "labels of all voices": (("gpr-gnn:L", "acm-gcn:L", RESIDUAL), 0.25),
-    "labels of the residual voice": (("gpr-gnn", "acm-gcn", RESIDUAL), 0.25),
-    "all five voices": (ALL.split(","), 0.25),
-    "without gpr-gnn": (("acm-gcn:L", RESIDUAL), 0.25),
-    "gpr-gnn": (("gpr-gnn",), 0.0),
-    "gpr-gnn, labels": (("gpr-gnn:L",), 0.0),
+    "default": (DEFAULT, 0.25),
+    "own share 0": (DEFAULT, 0.0),
+    "own share 0.5": (DEFAULT, 0.5),
+    "own share 1": (DEFAULT, 1.0),
+    "mean of log-probabilities": (DEFAULT, None),
+    "without gpr-gnn": (DEFAULT[1:], 0.25),
+    "without acm-gcn": ((GPR, RESIDUAL, RES_GCN), 0.25),
+    "without res-acm": ((GPR, ACM, RES_GCN), 0.25),
+    "without res-gcn": ((GPR, ACM, RESIDUAL), 0.25),
+    "acm-gcn without labels": ((GPR, "acm-gcn", RESIDUAL, RES_GCN), 0.25),
+    "res-acm without labels": ((GPR, ACM, "res-acm:d5", RES_GCN), 0.25),
+    "both with and without labels, six voices": ((*DEFAULT, "acm-gcn", "res-acm:d5"), 0.25),
+    "gpr-gnn": ((GPR,), 0.0),
     "acm-gcn": (("acm-gcn",), 0.0),
-    "acm-gcn, labels": (("acm-gcn:L",), 0.0),
+    "acm-gcn, labels": ((ACM,), 0.0),
+    "res-acm": (("res-acm:d5",), 0.0),
     "res-acm, labels": ((RESIDUAL,), 0.0),
+    "res-gcn, labels": ((RES_GCN,), 0.0),
 }
+FITTED = "each client's weights, fitted on its validation nodes; the even mix selects"
 
 
-def table(paths: Sequence[Path]) -> str:
+def table(paths: Sequence[Path], trust: float = 20.0) -> str:
     """Return how mixes differ from the default one, in Markdown."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in MIXES}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*MIXES, FITTED)}
     for path in paths:
         said = Said(path)
         for name, (voices, own) in MIXES.items():
             mixed = geometric(said, voices) if own is None else even(said, voices, own)
             found[name].append(said.best(mixed))
+        found[FITTED].append(_fitted(said, trust))
     base = np.array(next(iter(found.values())))
     text = [f"| mix ({len(paths)} runs) | validation | test |", "|---|---|---|"]
     for name, scores in found.items():
@@ -296,6 +295,27 @@ def table(paths: Sequence[Path]) -> str:
         parts = [f"{apart.mean(axis=0)[i]:+.2f} ± {error[i]:.2f}" for i in (0, 1)]
         text.append(f"| {name} | {parts[0]} | {parts[1]} |")
     return "\n".join(text)
+
+
+def _fitted(said: Said, trust: float) -> tuple[float, float]:
+    """Return the even mix's best validation score, and the test score of fitted weights there."""
+    numbers, val = said.numbers(DEFAULT), np.flatnonzero(said.val)
+    val = val[np.argsort(said.owner[val], kind="stable")]
+    clients = int(said.owner.max()) + 1
+    sizes = tuple(np.bincount(said.owner[val], minlength=clients).tolist())
+    weights = np.repeat([0.75 / len(DEFAULT), 0.25 / len(DEFAULT)], len(DEFAULT))
+    prior = torch.tensor(weights).expand(clients, -1)
+    best = (-1.0, -1.0)
+    for parts in said.said.reshape(-1, *said.said.shape[2:]):
+        p = parts[numbers].astype(np.float64)
+        score = said.score(np.tensordot(weights, p, 1), said.val)
+        if score > best[0]:
+            logs = torch.from_numpy(np.log(np.maximum(p[:, val, said.labels[val]], 1e-4)).T)
+            each = Segments(sizes, torch.device("cpu"))
+            own = posterior(responsibilities(logs, prior, prior, trust, each, 12), prior, trust)
+            mixed = np.einsum("vnc,nv->nc", p, own.numpy()[said.owner])
+            best = (score, said.score(mixed, said.test))
+    return best
 
 
 def together(paths: Sequence[Path]) -> str:
@@ -322,6 +342,8 @@ def heard(paths: Sequence[Path], trust: float = 20.0, share: float = 0.2) -> str
             ("gpr-gnn", "acm-gcn:L"),
             ("gpr-gnn:L", "acm-gcn:L"),
         ):
+            if not {*voices} <= {*said.voices}:
+                continue
             scores = _heard(said, (*voices, residual), trust, share)
             shown = " | ".join(f"{score:.2f}" for score in scores)
             text.append(f"| {said.cell} {said.seed} | {', '.join((*voices, residual))} | {shown} |")
@@ -362,14 +384,14 @@ def main() -> None:
     training.add_argument("--cell", choices=CELLS, required=True)
     training.add_argument("--seeds", type=int, nargs="+", default=[5])
     training.add_argument("--voices", default=ALL)
-    training.add_argument("--rates", type=float, nargs="+")
+    training.add_argument("--rates", type=float, nargs="+", default=[0.003, 0.01, 0.03])
     training.add_argument("--decays", type=float, nargs="*", default=[], help="with rate 0.01")
-    training.add_argument("--rounds", type=int)
+    training.add_argument("--rounds", type=int, default=100)
     training.add_argument("--at", type=int, nargs="*", default=[], help="further rounds to score")
     training.add_argument("--most", type=int, default=10**9, help="numbers per split and part")
     training.add_argument("--device", default="cpu")
     training.add_argument("--partitions", type=Path, help="folder of partition files")
-    training.add_argument("--every", type=int, default=4, help="rounds between scores")
+    training.add_argument("--every", type=int, default=20, help="rounds between scores")
     training.add_argument("--together", type=float, default=0.0)
     training.add_argument("--hidden-share", type=float, default=0.5)
     training.add_argument("--name", default="t0", help="a part of the names of files")

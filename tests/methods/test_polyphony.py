@@ -66,7 +66,7 @@ def test_predictions_are_the_mix_of_the_voices() -> None:
     view = simulation.received()
     weights = view.params[MIX]
     parts = [view.forward(), simulation.trained().forward()]  # as received, as trained
-    voices = torch.cat([part.voices[:3] for part in parts]).softmax(dim=2)
+    voices = torch.cat([part.voices[:4] for part in parts]).softmax(dim=2)
     owner = simulation.cohort.segments.owner
     expected = torch.einsum("vnc,nv->nc", voices, weights[owner])
     torch.testing.assert_close(simulation.predict(view).exp(), expected)
@@ -87,7 +87,7 @@ def test_voices_are_even_before_anything_is_heard_and_own_renditions_have_their_
     weights = sing(polyphony(own_share=0.4, voices="gcn,mlp"), 0).received().params[MIX]
     torch.testing.assert_close(weights[0], weights.new_tensor([0.3, 0.3, 0.2, 0.2]))
     alone = sing(polyphony(renditions="shared"), 0).received().params[MIX]
-    torch.testing.assert_close(alone[0], torch.full_like(alone[0], 1 / 3))
+    torch.testing.assert_close(alone[0], torch.full_like(alone[0], 1 / 4))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,9 @@ def test_the_server_adds_up_what_clients_heard() -> None:
     parts = simulation.memory[PARTS]  # (1 - decay) of what each client has heard
     torch.testing.assert_close(simulation.servers[0].state[PARTS], parts.sum(dim=0))
     shared = simulation.servers[0].state[MIX]
-    even = parts.new_tensor([0.25] * 3 + [0.25 / 3] * 3)  # own renditions: a quarter, all together
+    even = parts.new_tensor(
+        [0.75 / 4] * 4 + [0.25 / 4] * 4
+    )  # own renditions: a quarter, all together
     expected = (20 * even + parts.sum(dim=0)) / (20 + parts.sum())
     torch.testing.assert_close(shared, expected)
     before = parts.clone()
@@ -341,8 +343,8 @@ def test_norms_and_solo_voices_stay_at_home() -> None:
     simulation = sing(method, 2)
     params = simulation.received().params
     home = {n for n in params if not travels(method, simulation.network, n)}
-    assert any(n.startswith("voices.3.") for n in home)
-    apart = ("voices.3.", "own.", MIX)
+    assert any(n.startswith("voices.4.") for n in home)
+    apart = ("voices.4.", "own.", MIX)
     assert home == {n for n in params if n.startswith(apart) or simulation.network.is_norm(n)}
     sent = sizes_of(method, simulation.network, 3).parameters
     assert not home & set(sent)

@@ -131,3 +131,24 @@ def test_the_summary_counts_cells_by_study(small: Path) -> None:
 
 def test_nothing_is_said_before_it_has_run(tmp_path: Path) -> None:
     assert contest.section(tmp_path) == ""
+
+
+def test_the_comparison_runs_before_its_parts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The method's rows of all cells come first, then the others', and parts last."""
+    _, whole = patch(monkeypatch)
+    seen: list[tuple[str, str]] = []
+
+    def note(pairs: list[tuple[Study, Cell]], folder: Path) -> None:
+        seen.extend((row.role, cell.name) for study, cell in pairs for row in study.rows)
+
+    monkeypatch.setattr(contest, "run_rows", note)
+    contest.run(whole.cells, tmp_path)
+    roles = [role for role, _ in seen]
+    assert roles[:2] == [METHOD, METHOD]
+    assert [name for _, name in seen[:2]] == [cell.name for cell in whole.cells]
+    assert roles[-2:] == [contest.PART, contest.PART]
+    seen.clear()
+    contest.run(whole.cells, tmp_path, ["acm-gcn"])
+    assert {role for role, _ in seen} == {FEDAVG}

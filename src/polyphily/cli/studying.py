@@ -60,6 +60,13 @@ def study(
             autocompletion=completion.of("methods", several=True),
         ),
     ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rows",
+            help="Rows of the study polyphony whose label contains this: res-acm; repeatable.",
+        ),
+    ] = None,
     digest: Annotated[
         Path | None,
         typer.Option("--digest", help="Write what `polyphily inspect` quotes to this file."),
@@ -92,15 +99,17 @@ def study(
     """
     here = _Runs(out, device, partitions, _share(share), time.monotonic() + 60 * minutes, jobs)
     if LEADERBOARD in (names or []):
-        if len(names or []) > 1 or set_ or digest:
-            raise UserError("study leaderboard: run it by itself, without --set and --digest")
+        if len(names or []) > 1 or set_ or digest or rows:
+            raise UserError("study leaderboard: run it by itself, without --set, --digest, --rows")
         _leaderboard(only, methods, here, write or [], list_, run)
         return
     if CONTEST in (names or []):
         if len(names or []) > 1 or set_ or digest or methods:
-            raise UserError("study polyphony: run it by itself, without --set and --digest")
-        _contest(only, here, write or [], list_, run)
+            raise UserError("study polyphony: run it by itself, without --set, --digest, --methods")
+        _contest(only, rows or [], here, write or [], list_, run)
         return
+    if rows:
+        raise UserError("--rows chooses rows of one study: polyphily study polyphony")
     if methods:
         raise UserError("--methods chooses rows of the leaderboard: polyphily study leaderboard")
     if len(write or []) > 1:
@@ -188,13 +197,24 @@ def _run(cells: Sequence[tuple[studies.Study, studies.Cell]], here: _Runs) -> No
         trials.run_rows(here.part(cells), here.out, **how)
 
 
-def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, run: bool) -> None:
+def _contest(
+    only: str | None,
+    rows: Sequence[str],
+    here: _Runs,
+    write: Sequence[Path],
+    list_: bool,
+    run: bool,
+) -> None:
     """Run Polyphony's comparison with everything else, and write or print it."""
     for file in write:
         options.check_output("--write", file, (".md",))
     from polyphily.studies import contest
 
     cells = [cell for cell in contest.contest().cells if (only or "") in cell.title]
+    labels = [row.label for row in contest.contest().rows]
+    for text in rows:
+        if not any(text in label for label in labels):
+            raise UserError(f"--rows {text}: no row has this in its label: {'; '.join(labels)}")
     if not cells:
         raise UserError(f"--only {only}: no cell has this in its title; --list shows all cells")
     if list_:
@@ -203,7 +223,7 @@ def _contest(only: str | None, here: _Runs, write: Sequence[Path], list_: bool, 
         return
     if run:
         with here.options() as how:
-            contest.run(here.part(cells), here.out, **how)
+            contest.run(here.part(cells), here.out, rows, **how)
     text = contest.section(here.out) or "Polyphony has not run in any cell yet."
     for file in write:
         _save(file, text + "\n")

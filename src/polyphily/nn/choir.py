@@ -14,7 +14,7 @@ from polyphily.nn.draws import Draws
 from polyphily.nn.residual import Residual
 from polyphily.nn.stacked import StackedGraph
 
-VOICES = ("gpr-gnn", "acm-gcn", "res-acm")
+VOICES = ("gpr-gnn", "acm-gcn", "res-acm", "res-gcn")
 PLAIN_LAYERS = 2  # of voices without residual connections, which lose by depth
 LEAST = 1e-6  # weight of a voice in a mix
 
@@ -49,7 +49,7 @@ class Choir(Backbone):
 
     local_reach = False
     headless = True
-    defaults: ClassVar = {"all": {"layers": 5}}
+    defaults: ClassVar = {"all": {"layers": 4}}
 
     def __init__(
         self, shape: Shape, voices: Sequence[str] = VOICES, labelled: Sequence[int] = ()

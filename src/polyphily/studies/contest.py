@@ -43,6 +43,8 @@ from polyphily.studies.trials import file_of, request, run_rows
 NAME = "polyphony"
 PART, OTHER = "part", "other"  # roles of rows, beside those of studies
 RIVALS = (LOCAL, FEDAVG, BASELINE, OTHER, METHOD, PAPER_FORM)
+# The comparison is there before its parts are, wherever the time ends.
+ORDER = ((METHOD,), (LOCAL, FEDAVG, BASELINE, OTHER), (PART,), (ABLATION,))
 
 
 @cache
@@ -94,7 +96,7 @@ def has(study: Study, cell: Cell) -> bool:
 # Running -----------------------------------------------------------------------------------------
 
 
-def to_run(cell: Cell, folder: Path, labels: Sequence[str] | None = None) -> Study:
+def to_run(cell: Cell, folder: Path, texts: Sequence[str] = ()) -> Study:
     """Return the contest with the rows that a cell needs: without those that a study has run.
 
     The other methods run on natural federations only, which no study has.
@@ -102,7 +104,7 @@ def to_run(cell: Cell, folder: Path, labels: Sequence[str] | None = None) -> Stu
     Args:
         cell: one of the contest's cells.
         folder: the folder of the results.
-        labels: the rows to run; None: all.
+        texts: rows whose labels contain one of these; empty: all.
     """
     study = contest()
     known = _elsewhere(study, cell, folder)
@@ -114,16 +116,27 @@ def to_run(cell: Cell, folder: Path, labels: Sequence[str] | None = None) -> Stu
             for row in study.rows
             if row.key not in known
             and not (shared and row.role == OTHER)
-            and (labels is None or row.label in labels)
+            and (not texts or any(text in row.label for text in texts))
         ),
     )
 
 
-def run(
-    cells: Iterable[Cell], folder: Path, labels: Sequence[str] | None = None, **options: Any
-) -> None:
-    """Run the rows of cells that have not run; options as in `trials.run_rows`."""
-    run_rows([(to_run(cell, folder, labels), cell) for cell in cells], folder, **options)
+def run(cells: Iterable[Cell], folder: Path, texts: Sequence[str] = (), **options: Any) -> None:
+    """Run the rows of cells that have not run, in `ORDER`.
+
+    Args:
+        cells: some of the contest's cells.
+        folder: the folder of the results.
+        texts: as in `to_run`.
+        **options: as in `trials.run_rows`.
+    """
+    wanted = [(to_run(cell, folder, texts), cell) for cell in cells]
+    pairs = [
+        (replace(study, rows=tuple(row for row in study.rows if row.role in roles)), cell)
+        for roles in ORDER
+        for study, cell in wanted
+    ]
+    run_rows(pairs, folder, **options)
 
 
 def _elsewhere(study: Study, cell: Cell, folder: Path) -> set[str]:

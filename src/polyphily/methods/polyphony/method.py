@@ -38,6 +38,7 @@ from polyphily.methods.polyphony.audition import (
 )
 from polyphily.methods.polyphony.voices import MIX, VOICES, Voices, renditions
 from polyphily.nn.backbones import BACKBONES, GPRGNN, Backbone, Shape
+from polyphily.nn.choir import VOICES as DEFAULT
 from polyphily.nn.choir import Song, mix
 from polyphily.nn.draws import Draws
 from polyphily.nn.residual import Residual
@@ -64,9 +65,7 @@ class Polyphony(FedAvg):
 
     backbone: ClassVar[str | None] = "choir"
 
-    voices: str = parameter(
-        "gpr-gnn,acm-gcn,res-acm", "backbones of the shared voices, with commas"
-    )
+    voices: str = parameter(",".join(DEFAULT), "backbones of the shared voices, with commas")
     solo: str = parameter("", "backbones of voices that every client trains alone, with commas")
     labels: str = parameter(
         "most",
