@@ -29,6 +29,7 @@ from polyphily.report.words import (
     decision_words,
     duration,
     in_warm_up,
+    length,
     percent,
     size,
     span,
@@ -358,8 +359,8 @@ def describe_data(*summaries: Mapping[str, Any]) -> str:
     return (
         f"{_from_here(summary['dataset'])}, {partition['clients']} client"
         f"{'s' * (partition['clients'] != 1)} ({partition['name']}), "
-        f"split {summary['split']}, {', '.join(networks)}, {summary['rounds']} rounds of "
-        f"{summary['epochs']} epochs, {numbers}"
+        f"split {summary['split']}, {', '.join(networks)}, "
+        f"{length(summary['rounds'], summary['epochs'])}, {numbers}"
     )
 
 
