@@ -51,7 +51,12 @@ test-wheel: dist
 clean:
 	rm -rf $(VENV) .venv-* dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# Before an environment is made: with an older Python, pip would fail over some package instead.
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or \
+  sys.exit("Polyphily needs Python 3.11 or later, this is %d.%d. Name another, for example: make install PYTHON=python3.12" % sys.version_info[:2])'
+
 $(BIN)/pip:
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and by itself: resolved along with the rest, pip may fetch another build of it.
@@ -70,11 +75,13 @@ $(VENV)/.docs: $(VENV)/.installed
 
 # By themselves: twine 7 needs a newer packaging than flwr and optuna allow.
 .venv-dist/.installed:
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv-dist
 	.venv-dist/bin/pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6.1'
 	touch $@
 
 .venv-%/.installed: constraints-%.txt pyproject.toml
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/pip $(INSTALL) $< torch
 	.venv-$*/bin/pip $(INSTALL) $< --editable '.[test]'

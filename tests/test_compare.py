@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyphily.cli.comparing import _cells
+from polyphily.cli.terminal import describe_data
 from polyphily.core.method import METHODS
 from polyphily.errors import TrainingError
 from polyphily.experiments.comparing import method_names
@@ -135,6 +136,25 @@ def test_a_comparison_of_one_federation_goes_on_where_it_was(
     )
     assert call("compare", "fedavg", "local", *data, "--out", "c", "--no-report") == 0
     assert trained == ["local"]
+
+
+def test_own_files_are_named_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    summary = {
+        "dataset": str(tmp_path / "banks" / "sites"),
+        "partition": {"name": "natural", "clients": 3},
+        "seeds": [0],
+        "backbone": "gcn",
+        "split": "0.6,0.2,0.2",
+        "rounds": 2,
+        "epochs": 1,
+    }
+    assert describe_data(summary).startswith("banks/sites, 3 clients (natural)")
+    elsewhere = str(tmp_path.parent / "sites")
+    assert describe_data({**summary, "dataset": elsewhere}).startswith(f"{elsewhere}, ")
+    assert describe_data({**summary, "dataset": "csbm:nodes=9"}).startswith("csbm:nodes=9, ")
 
 
 def test_all_stands_for_every_method() -> None:

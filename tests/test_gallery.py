@@ -40,6 +40,16 @@ def test_commands_name_figures_that_exist_and_write_the_picture(made: dict[str, 
     assert {entry.training for entry in made["ENTRIES"]} - {None} == set(made["TRAINING"])
 
 
+def test_commands_are_folded_before_flags_and_still_the_same(made: dict[str, Any]) -> None:
+    commands = [command for _, command in made["TRAINING"].values()]
+    for command in [*commands, *(entry.command for entry in made["ENTRIES"])]:
+        first, *lines, last = made["_code"](command).splitlines()
+        assert (first, last) == ("```sh", "```")
+        assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
+        assert all(line.startswith("    --") for line in lines[1:])
+        assert max(map(len, lines)) <= made["WIDTH"] + 10  # a flag that is longer is not cut
+
+
 def test_unknown_pictures_are_named(made: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="no picture gian"):
         made["main"](["gian"])

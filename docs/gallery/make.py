@@ -12,6 +12,7 @@ be.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RUNS = "runs/gallery"
+WIDTH = 72  # characters of a command that the site shows without scrolling
 
 CSBM = "csbm:homophily=0.5,gap=0.8,spread=even,nodes=300-500"
 TRAINING = {
@@ -212,13 +214,14 @@ def page() -> str:
 
 
 def _code(command: str) -> str:
-    """Return a command as a block, folded at its flags."""
-    lines = [""]
-    for word in command.split(" "):
-        if len(lines[-1]) + len(word) > 96:
+    """Return a command as a block, folded before flags: a flag and its value stay together."""
+    first, *flags = re.split(r" (?=--)", command)
+    lines = [first]
+    for flag in flags:
+        if len(f"{lines[-1]} {flag} \\") > WIDTH:
             lines[-1] += " \\"
             lines.append("   ")
-        lines[-1] += (" " if lines[-1] else "") + word
+        lines[-1] += f" {flag}"
     return "\n".join(["```sh", *lines, "```"])
 
 

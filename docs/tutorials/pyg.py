@@ -1,9 +1,8 @@
 # %% [markdown]
 # # From a torch_geometric `Data` to `predict_proba`
 #
-# This script is a notebook: editors such as VS Code and PyCharm run its cells one by one. It makes
-# a small graph, divides it among four clients, trains them together, predicts nodes that were not
-# there, and exports the model. Nothing is downloaded.
+# You have a graph in memory. We make a small one, divide it among four clients, train them
+# together, predict nodes that were not there, and export the model. Nothing is downloaded.
 
 # %%
 import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from polyphily.errors import UserError
 from polyphily.graphs.files.schema import read_schema
 
 SOURCES = Path(polyphily.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--dataset", "csbm:nodes=60,features=8", "--clients", "3", "--rounds", "1"]
 
 
@@ -48,6 +50,32 @@ except (SystemExit, ImportError) as error:
 """)
     assert done.stdout.startswith(raised), done.stderr
     assert "polyphily needs Python 3.11 or later, this is Python 3.10.13" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("target", ["install", "demo", "dist", "test-oldest"])
+def test_make_refuses_an_old_python_and_leaves_nothing(tmp_path: Path, target: str) -> None:
+    old = tmp_path / "python3"
+    script = 'exec "$PYTHON_OF_TEST" -c "import sys; sys.version_info = (3, 10, 13, 0, 0); $2"'
+    old.write_text(f"#!/bin/sh\n{script}\n")
+    old.chmod(0o755)
+    here = tmp_path / "clone"
+    here.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+        shutil.copyfile(ROOT / name, here / name)
+    before = sorted(here.iterdir())
+    done = subprocess.run(
+        ["make", target, f"PYTHON={old}"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHON_OF_TEST": sys.executable},
+    )
+    assert done.returncode != 0
+    assert "Polyphily needs Python 3.11 or later, this is 3.10." in done.stderr
+    assert "venv" not in done.stdout
+    assert sorted(here.iterdir()) == before
 
 
 def test_a_missing_package_is_named() -> None:

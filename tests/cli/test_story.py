@@ -33,7 +33,7 @@ def test_the_words_are_those_of_the_scores() -> None:
     lines = story({"local": summary(0.9, 0.5, 0.7), "fedavg": summary(0.8, 0.75, 0.7)})
     assert lines == [
         "Each client alone: test accuracy from 50.0 to 90.0 %, 70.0 % on average.",
-        "Together by fedavg: 75.0 % on average (+5.0 points); 1 of 3 clients score higher than "
+        "Together by fedavg: 75.0 % on average (+5.0 points); 1 of 3 clients scores higher than "
         "alone.",
         "Weakest alone: b, 50.0 %; together it has at most 75.0 %, by fedavg.",
     ]
@@ -48,7 +48,7 @@ def test_clients_without_a_score_are_left_out() -> None:
     lines = story({"local": summary(0.9, None, 0.7), "fedavg": summary(0.8, 0.1, 0.8)})
     assert lines == [
         "Each client alone: test accuracy from 70.0 to 90.0 %, 80.0 % on average.",
-        "Together by fedavg: 80.0 % on average (+0.0 points); 1 of 2 clients score higher than "
+        "Together by fedavg: 80.0 % on average (+0.0 points); 1 of 2 clients scores higher than "
         "alone.",
         "Weakest alone: c, 70.0 %; together it has at most 80.0 %, by fedavg.",
     ]

@@ -75,6 +75,15 @@ def test_the_navigation_names_every_page_once() -> None:
     ]
 
 
+def test_tutorials_are_in_the_order_of_their_table() -> None:
+    table = (DOCS / "tutorials/README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+\.py)\]", table, re.MULTILINE)
+    (section,) = [section for section in navigation.read() if section.name == "tutorials"]
+    named = [Path(entry.source).name for entry in section.entries]
+    assert [name for name in named if name.endswith(".py")] == listed
+    assert listed[0] == "chameleon.py"
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert not broken(page)

@@ -156,6 +156,16 @@ def test_neighbour_shares_are_softmaxes(temperature: float) -> None:
     assert grad.isfinite().all()
 
 
+def test_gradients_of_neighbour_shares_also_hold_for_single_neighbours() -> None:
+    """A single neighbour has the whole share, so that the sum of its exponentials is 1."""
+    cohort = random_cohort((12, 1, 7), density=0.15)
+    degree = torch.bincount(cohort.edges.row, minlength=20)
+    assert {0, 1, 2} <= set(degree.tolist())
+    logits = torch.randn(20, 3, generator=torch.Generator().manual_seed(4)).double()
+    logits.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: log_neighbour_shares(x, cohort.edges, 0.5), logits)
+
+
 def test_rows_of_zeros_have_small_gradients() -> None:
     cohort = random_cohort((8,), density=0.6)
     x, g, labels, rows = example((8,))

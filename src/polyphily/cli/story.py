@@ -53,7 +53,7 @@ def story(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
         gain = statistics.fmean(own) - statistics.fmean(alone)
         lines.append(
             f"Together by {name}: {statistics.fmean(own):.1f} % on average ({gain:+.1f} points); "
-            f"{better} of {len(own)} clients score higher than alone."
+            f"{better} of {len(own)} clients score{'s' * (better == 1)} higher than alone."
         )
     weakest = alone.index(min(alone))
     best = max(scores, key=lambda name: scores[name][weakest])

@@ -29,6 +29,7 @@ from polyphily.report.words import (
     decision_words,
     duration,
     in_warm_up,
+    length,
     percent,
     size,
     span,
@@ -356,11 +357,17 @@ def describe_data(*summaries: Mapping[str, Any]) -> str:
     partition, seeds = summary["partition"], summary["seeds"]
     numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
     return (
-        f"{summary['dataset']}, {partition['clients']} client"
+        f"{_from_here(summary['dataset'])}, {partition['clients']} client"
         f"{'s' * (partition['clients'] != 1)} ({partition['name']}), "
-        f"split {summary['split']}, {', '.join(networks)}, {summary['rounds']} rounds of "
-        f"{summary['epochs']} epochs, {numbers}"
+        f"split {summary['split']}, {', '.join(networks)}, "
+        f"{length(summary['rounds'], summary['epochs'])}, {numbers}"
     )
+
+
+def _from_here(dataset: str) -> str:
+    """Return a dataset's name; a file or folder below the working folder is named from there."""
+    path, here = Path(dataset), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else dataset
 
 
 def _with_spread(scores: Mapping[str, Any], metric: str, summary: Mapping[str, Any]) -> str:

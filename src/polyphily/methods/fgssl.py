@@ -245,7 +245,10 @@ def log_neighbour_shares(logits: Tensor, edges: SparseMatrix, temperature: float
     score = edges.products(unit, unit) / temperature
     lowest = score.new_full((len(unit),), -torch.inf)
     score = score - lowest.scatter_reduce(0, edges.row, score.detach(), "amax")[edges.row]
-    total = edges.sum_by_row(score.exp()).clamp(min=1)  # less than 1 without neighbours only
+    total = edges.sum_by_row(score.exp())
+    # Without neighbours it is 0. No clamp: with one neighbour it is exactly 1, and the gradient of
+    # clamp at its bound differs between versions of torch.
+    total = torch.where(total > 0, total, 1)
     return score - edges.at_rows(total.log())
 
 

@@ -25,7 +25,7 @@ from polyphily.report.runs import Run, option_name, show
 from polyphily.report.scores import convergence_section, result_section, with_deviation
 from polyphily.report.sites import sites_section
 from polyphily.report.trials import tuning_section
-from polyphily.report.words import duration, in_warm_up, percent, size
+from polyphily.report.words import duration, in_warm_up, length, percent, size
 from polyphily.runs.assessment import baseline_name
 
 
@@ -136,7 +136,7 @@ def _subtitle(run_set: RunSet) -> str:
         lambda s: f"{s['partition']['clients']} clients ({s['partition']['name']})",
         lambda s: f"split {s['split']}",
         lambda s: str(s["backbone"]),
-        lambda s: f"{s['rounds']} rounds of {s['epochs']} epochs",
+        lambda s: length(s["rounds"], s["epochs"]),
         lambda s: ("seed " if len(s["seeds"]) == 1 else "seeds ") + show(s["seeds"]),
     ]
     shared = [

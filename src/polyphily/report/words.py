@@ -27,6 +27,17 @@ def span(values: Sequence[float | None], dash: str = " – ") -> str:
     return f"{percent(min(known), 1)}{dash}{percent(max(known), 1)}" if known else "–"
 
 
+def length(rounds: int, epochs: int) -> str:
+    """Return how long a training was.
+
+    >>> length(100, 3)
+    '100 rounds of 3 epochs'
+    >>> length(1, 1)
+    '1 round of 1 epoch'
+    """
+    return f"{rounds} round{'s' * (rounds != 1)} of {epochs} epoch{'s' * (epochs != 1)}"
+
+
 def size(count: float) -> str:
     """Format a number of bytes.
 
