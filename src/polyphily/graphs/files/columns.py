@@ -147,7 +147,7 @@ def _from_texts(
     dates = texts.matches(DATE)
     notes: list[str] = []
     if kind is None:
-        kind, notes = _inferred(table, name, texts, numbers, dates)
+        kind, notes = _inferred(table, name, texts, numbers, dates, schema)
     if kind == "number":
         fitting, values = numbers, _parsed_numbers(texts, numbers, schema.decimal)
     elif kind == "boolean":
@@ -165,7 +165,12 @@ def _from_texts(
 
 
 def _inferred(
-    table: Table, name: str, texts: Texts, numbers: BoolArray, dates: BoolArray
+    table: Table,
+    name: str,
+    texts: Texts,
+    numbers: BoolArray,
+    dates: BoolArray,
+    schema: TableSchema,
 ) -> tuple[str, list[str]]:
     """Return the kind of a column by its texts, and notes."""
     if texts.share(numbers) >= MOSTLY:
@@ -187,6 +192,19 @@ def _inferred(
     if words.all() or ((words | numbers).all() and (words & ~numbers).any()):
         return "boolean", []
     share = texts.share(numbers)
+    with_comma = _are_numbers(texts, ",")
+    if schema.decimal == "." and texts.share(with_comma) >= MOSTLY:
+        first = texts.rows(with_comma & ~numbers).argmax()
+        table.add_fault(
+            int(first),
+            name,
+            lambda cell: (
+                f"'{cell.strip()}' is a number with a comma, as are most values: write into "
+                'schema.toml: decimal = "," (if the comma separates thousands, remove it), or '
+                f'[nodes.kinds] {_key(name)} = "category"'
+            ),
+        )
+        return "category", []
     if share < SOME:
         return "category", []
     return "category", [f"column '{name}' read as categories, although {share:.0%} are numbers"]
