@@ -1,7 +1,7 @@
 """Weights of every method after five rounds, as they were recorded: a change of shape changes none.
 
 `recorded_weights.json` holds three numbers per tensor. Whoever means to change a method's results
-records them anew: `python tests/test_recorded_weights.py`.
+records them anew, all or some: `python tests/test_recorded_weights.py scaffold`.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "gcfl": ("gcfl", {"warm_up": 1, "ratio": 0.9}),
     "gcfl+": ("gcfl+", {"warm_up": 1, "ratio": 0.9, "length": 2}),
 }
+HANGING = {"s2fgl, paper": 2e-3}  # on Cora, where processors differ in which neighbours are nearest
 SOME = ("fedavg", "fedper", "scaffold", "fedspa", "fedgsp", "fedhero", "s2fgl", "fedath")
 Prints = dict[str, dict[str, list[float]]]
 
@@ -99,15 +100,20 @@ def run(data: str, form: str, **more: Any) -> Prints:
 
 
 def assert_recorded(data: str, form: str, found: Prints, engine: str = "stacked") -> None:
-    """The nearest neighbours that FedHERO and S2FGL look for can hang on the last digit, which the
-    engines round differently: on Cora these have a record of their own for the sequential one."""
+    """Compare with the record.
+
+    The nearest neighbours that FedHERO and S2FGL look for can hang on the last digit, which the
+    engines round differently: on Cora these have a record of their own for the sequential one.
+    S2FGL as printed differs between kinds of processors, too, in the third digit.
+    """
+    near = HANGING.get(form, 1e-6) if data == CORA else 1e-6
     record = json.loads(RECORD.read_text(encoding="utf-8"))[data]
     expected = record.get(f"{form}, {engine}", record[form])
     assert found.keys() == expected.keys()
     for model, tensors in expected.items():
         assert found[model].keys() == tensors.keys()
         for name, numbers in tensors.items():
-            assert found[model][name] == pytest.approx(numbers, abs=1e-6), f"{model}: {name}"
+            assert found[model][name] == pytest.approx(numbers, abs=near), f"{model}: {name}"
 
 
 @pytest.mark.parametrize("engine", ["stacked", "sequential"])
@@ -192,7 +198,10 @@ def test_flower_and_two_ranks(form: str, tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    recorded = {data: {form: run(data, form) for form in FORMS} for data in LOADS}
-    for form in ("fedhero", "fedhero, paper", "s2fgl, paper", "s2fgl, code"):
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    forms = sys.argv[1:] or FORMS
+    for data in LOADS:
+        recorded[data] |= {form: run(data, form) for form in forms}
+    for form in {"fedhero", "fedhero, paper", "s2fgl, paper", "s2fgl, code"} & {*forms}:
         recorded[CORA][f"{form}, sequential"] = run(CORA, form, engine="sequential")
     RECORD.write_text(json.dumps(recorded, indent=0) + "\n", encoding="utf-8")

@@ -55,13 +55,13 @@ class Groups:
         owner = self.clients.cohort.federations
         return [list(own) for _, own in groupby(active, key=lambda client: owner[client])]
 
-    @cached_property
+    @property
     def most(self) -> int:
         """The bytes that a group may have, unless it is a single client."""
         on_cpu = self.clients.cohort.device.type == "cpu"
         return min(HELD, self.budget) if on_cpu else self.budget
 
-    @cached_property
+    @property
     def limit(self) -> int:
         """The bytes up to which stacked federations gain."""
         cohort = self.clients.cohort
