@@ -218,7 +218,7 @@ def _seeds_side_by_side_with_some(case: MethodCase) -> None:
 
 def _seeds_agree(case: MethodCase, participation: float) -> None:
     federations = [small_federation(seed=1), small_federation((11, 5, 8), seed=2)]
-    settings: dict[str, Any] = {"dropout": 0.4, "dtype": "float32", "keep_optimizer": True}
+    settings: dict[str, Any] = {"dropout": 0.4, "dtype": "float64", "keep_optimizer": True}
     settings["participation"] = participation
     together = case.simulate(4, federations, **settings)
     for s, federation in enumerate(federations):
@@ -232,7 +232,7 @@ def _seeds_agree(case: MethodCase, participation: float) -> None:
                 "two seeds that run side by side differ from separate runs",
                 first,
                 second,
-                1e-5,
+                1e-12,
                 f"a cohort may hold clients of several federations: {_ONE_BY_ONE}",
                 hook,
             )
