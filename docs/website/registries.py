@@ -89,12 +89,12 @@ def method(facts: dict[str, Any], summary: str) -> str:
     parts += ["## Backbones", ", ".join(f"`{backbone}`" for backbone in facts["backbones"])]
     secure = facts["secure_aggregation"]
     answer = (
-        "Possible: the server needs only sums of uploads."
+        "Works: the server needs only sums of uploads."
         if secure["possible"]
-        else (f"Not possible: {escape(secure['why_not'])}.")
+        else (f"Refused: {escape(secure['why_not'])}.")
     )
-    parts += ["## What leaves a site", _tensors(facts["uploaded"])]
-    parts += ["## What a site receives", _tensors(facts["downloaded"])]
+    parts += ["## Sent by each site", _tensors(facts["uploaded"])]
+    parts += ["## Sent to each site", _tensors(facts["downloaded"])]
     parts += ["## Secure aggregation", answer, _more(name)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -155,7 +155,7 @@ def _more(name: str) -> str:
     """Return links to the other pages on a method."""
     known = {
         f"baselines/{name}.md": "The paper, the authors' code, and this library",
-        f"reproduction/{name}.md": "The paper's tables and figures, as published and here",
+        f"reproduction/{name}.md": "The paper's tables and figures, published and reproduced",
         f"{name}.md": "The method in detail",
     }
     lines = [f"- [{text}](../../{page})" for page, text in known.items() if (DOCS / page).exists()]
