@@ -118,7 +118,9 @@ def _target(
     elif named in sources and not is_script:
         place = sources[named]
     else:
-        place = named.removeprefix("docs/") if named.startswith("docs/") else f"files/{named}"
+        place = named.removeprefix("docs/")
+        if place == named or file.suffix == ".html":  # pages of the site have this suffix
+            place = f"files/{place}"
         copied[place] = file
     return os.path.relpath(place, PurePosixPath(page).parent) + sharp + anchor
 
