@@ -23,6 +23,7 @@ default_role = "code"  # docstrings have code between single backticks
 toc_object_entries_show_parents = "hide"
 suppress_warnings = ["ref.python"]  # attributes of the same name in several classes
 INDENT = "    "
+BREAK = "\u200b"  # a place where a line may break
 LONG_WORD = 28  # of so many characters; a phone has room for about 40
 
 autodoc_member_order = "bysource"
@@ -97,10 +98,13 @@ def _short_signature(
 
 
 def _finish(app: Any, doctree: nodes.document) -> None:
-    """Mark code with long words, which may break, and write dashes before descriptions."""
+    """Mark code with long words, let headings of columns break, write dashes for ` -- `."""
     for code in doctree.findall(nodes.literal):
         if max(map(len, code.astext().split()), default=0) > LONG_WORD:
             code["classes"].append("long")
+    for head in doctree.findall(nodes.thead):
+        for text in list(head.findall(nodes.Text)):
+            text.parent.replace(text, nodes.Text(text.replace(",", "," + BREAK)))
     for text in list(doctree.findall(nodes.Text)):
         if text.startswith(" -- ") and isinstance(text.parent, nodes.paragraph):
             text.parent.replace(text, nodes.Text(" – " + text[4:]))
