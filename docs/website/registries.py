@@ -64,7 +64,7 @@ def method(facts: dict[str, Any], summary: str) -> str:
     """Return the page of a method."""
     name = facts["name"]
     doc = inspect.cleandoc(METHODS.find(name).__doc__ or "")
-    paragraphs = [escape(" ".join(part.split())) for part in doc.split("\n\n")]
+    paragraphs = [_paragraph(part) for part in doc.split("\n\n")]
     model = (
         "the model the server sends"
         if facts["evaluated"] == "global"
@@ -72,7 +72,7 @@ def method(facts: dict[str, Any], summary: str) -> str:
     )
     parts = [
         f"# {name}",
-        f"*{escape(facts['citation'])}*" if facts["citation"] else "",
+        f"*{escape(_without_files(facts['citation']))}*" if facts["citation"] else "",
         escape(summary[:1].upper() + summary[1:]),
         f"```sh\npolyphily run {name} --dataset cora --clients 10\n```",
         "## What it computes",
@@ -97,6 +97,18 @@ def method(facts: dict[str, Any], summary: str) -> str:
     parts += ["## Sent to each site", _tensors(facts["downloaded"])]
     parts += ["## Secure aggregation", answer, _more(name)]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _without_files(citation: str) -> str:
+    """Return a citation without files of this repository, to which the page has a link below."""
+    return re.sub(r", docs/\S+$", "", citation)
+
+
+def _paragraph(text: str) -> str:
+    """Return a paragraph of a docstring as Markdown; formulas are indented and stay as they are."""
+    if all(line.startswith("    ") for line in text.splitlines()):
+        return f"```text\n{inspect.cleandoc(text)}\n```"
+    return escape(" ".join(text.split()))
 
 
 def _hyperparameters(rows: list[dict[str, Any]], ranges: Mapping[str, Search]) -> str:
