@@ -83,7 +83,7 @@ def name_links(text: str, named: Callable[[str], str]) -> str:
     def shown(found: re.Match[str]) -> str:
         return f"[{named(found[2]) or found[1]}]({found[2]}{found[3] or ''})"
 
-    return re.sub(r"\[([\w./-]+\.(?:md|py))\]\(([^)#\s]+)(#[^)\s]*)?\)", shown, text)
+    return re.sub(r"\[([\w./-]+\.md)\]\(([^)#\s]+)(#[^)\s]*)?\)", shown, text)
 
 
 def title(text: str) -> str:

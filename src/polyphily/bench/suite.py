@@ -289,8 +289,8 @@ def summary(records: Mapping[str, Any]) -> str:
     threads = _threads(where["threads"]) if records["device"] == "cpu" else ""
     parts = [
         f"## {where['device']}{threads}",
-        f"torch {where['torch']}; copies {where['copy_gb_per_s']:,.0f} GB/s, float32 products "
-        f"{where['product_gflops']:,.0f} GFLOP/s (measured).",
+        f"With torch {where['torch']}. The machine copies {where['copy_gb_per_s']:,.0f} GB/s and "
+        f"multiplies float32 matrices at {where['product_gflops']:,.0f} GFLOP/s (measured).",
     ]
     if rows := records.get("speed"):
         ratios = [row["engines"][PLAIN]["ratio"] for row in rows]

@@ -253,6 +253,8 @@ _READING = f"""## How to read the tables
 - Every row of every cell had the same trials (learning rates and weight decays, in
   `src/polyphily/studies/studies.toml`) on the same five seeds, each with its own partition, split,
   initial weights and draws. Validation alone chose the trial and the round.
+- *Received* is the model that the server sends, *trained* are the clients' models after training.
+  One of them is the method's own view, in which it is evaluated.
 - The *paper's form* is the method as printed (`--set paper=on`), under the same protocol. *Best* is
   the best of the backbones by validation.
 - Differences are those of a row and FedAvg, on the same backbone or on the best one, seed by seed,
