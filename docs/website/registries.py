@@ -212,7 +212,7 @@ def datasets() -> dict[str, str]:
         ]
         parts.append(table(("dataset", *numbers, "metric"), cells, right=numbers))
         for row in listed:
-            source = re.sub(r"(https?://[^\s;,]+)", r"<\1>", row["source"])
+            source = re.sub(r"(https?://[^\s;,)]+)", r"<\1>", row["source"])
             text = f"- `{row['name']}`: {escape(row['title'])}. {escape(row['citation'])}."
             text = text.replace("..", ".") + f" Source: {source}."
             text += "".join(

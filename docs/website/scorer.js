@@ -4,7 +4,7 @@ var Scorer = {
   score: ([name, , , , score]) => {
     const first = /^(index|data|deploy|edges|predict|pyg|scores|tuning|glossary|measures|privacy|security|polyphony|extending|tutorials\/\w+)$/;
     const last = /^(changelog|reproduction\/\w+|baselines\/.+|equations\/\w+|results\/.+|security-peers)$/;
-    return score + (first.test(name) ? 4 : last.test(name) ? -4 : 0);
+    return score + (first.test(name) ? 4 : last.test(name) ? -10 : 0);
   },
   objNameMatch: 11,
   objPartialMatch: 6,
