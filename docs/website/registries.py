@@ -100,8 +100,8 @@ def method(facts: dict[str, Any], summary: str) -> str:
 
 
 def _without_files(citation: str) -> str:
-    """Return a citation without files of this repository, to which the page has a link below."""
-    return re.sub(r", docs/\S+$", "", citation)
+    """Return a citation without a page of this repository, to which there is a link below."""
+    return "The library's own method" if citation.startswith("Polyphily, docs/") else citation
 
 
 def _paragraph(text: str) -> str:
@@ -122,7 +122,7 @@ def _hyperparameters(rows: list[dict[str, Any]], ranges: Mapping[str, Search]) -
         meaning = (
             row["meaning"],
             f"One of: {', '.join(row['choices'])}." if row["choices"] else "",
-            f"Default: `{row['default']}`",
+            f"Default: `{row['default']}`" if row["default"] != "" else "Default: none",
             *[f"{form}: `{row[form]}`" for form in ("paper", "code") if row[form] is not None],
             f"--tune: {ranges[row['name']]}" if row["search"] else "",
         )
