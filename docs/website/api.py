@@ -43,7 +43,7 @@ def pages() -> dict[str, str]:
         ],
     }
     parts = [
-        "# polyphily",
+        "# Python: polyphily",
         "The names that `import polyphily` gives. Those for authors of plug-ins are in "
         "[polyphily.extend](extend.md).",
     ]
@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
 def plugin_pages() -> dict[str, str]:
     """Return the page of `polyphily.extend`."""
     parts = [
-        "# polyphily.extend",
+        "# Python: polyphily.extend",
         "All that a package needs to add a method, backbone, partition, dataset or metric. "
         "[Extending](../extending.md) has an example of each kind.",
     ]

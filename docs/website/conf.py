@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 from polyphily import __version__
 
 project = "Polyphily"
@@ -21,6 +23,8 @@ default_role = "code"  # docstrings have code between single backticks
 toc_object_entries_show_parents = "hide"
 suppress_warnings = ["ref.python"]  # attributes of the same name in several classes
 INDENT = "    "
+BREAK = "\u200b"  # a place where a line may break
+LONG_WORD = 28  # of so many characters; a phone has room for about 40
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -32,6 +36,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "Polyphily"
 html_static_path = [str(Path(__file__).parent / "style.css")]
 html_css_files = ["style.css"]
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
 html_show_sourcelink = False
 html_copy_source = False
 html_context = {"default_mode": "auto"}
@@ -92,7 +97,21 @@ def _short_signature(
     return signature.replace("<factory>", "..."), returned
 
 
+def _finish(app: Any, doctree: nodes.document) -> None:
+    """Mark code with long words, let headings of columns break, write dashes for ` -- `."""
+    for code in doctree.findall(nodes.literal):
+        if max(map(len, code.astext().split()), default=0) > LONG_WORD:
+            code["classes"].append("long")
+    for head in doctree.findall(nodes.thead):
+        for text in list(head.findall(nodes.Text)):
+            text.parent.replace(text, nodes.Text(text.replace(",", "," + BREAK)))
+    for text in list(doctree.findall(nodes.Text)):
+        if text.startswith(" -- ") and isinstance(text.parent, nodes.paragraph):
+            text.parent.replace(text, nodes.Text(" – " + text[4:]))
+
+
 def setup(app: Any) -> None:
     """Connect the above with Sphinx."""
+    app.connect("doctree-read", _finish)
     app.connect("autodoc-process-docstring", _plain_docstring, priority=900)
     app.connect("autodoc-process-signature", _short_signature)

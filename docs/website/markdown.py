@@ -69,6 +69,23 @@ def relink(text: str, change: Callable[[str], str]) -> str:
     return text
 
 
+def name_links(text: str, named: Callable[[str], str]) -> str:
+    """Return a page in which links that show the name of a file show the title of its page.
+
+    Args:
+        text: the page.
+        named: returns the title of the page that a relative link leads to; "" if there is none.
+
+    >>> name_links("See [data.md](data.md#tables) and [the data](data.md).", lambda _: "Data")
+    'See [Data](data.md#tables) and [the data](data.md).'
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        return f"[{named(found[2]) or found[1]}]({found[2]}{found[3] or ''})"
+
+    return re.sub(r"\[([\w./-]+\.md)\]\(([^)#\s]+)(#[^)\s]*)?\)", shown, text)
+
+
 def title(text: str) -> str:
     """Return the first heading of a page."""
     found = re.search(r"^# (.+)$", text, flags=re.MULTILINE)

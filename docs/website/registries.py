@@ -64,7 +64,7 @@ def method(facts: dict[str, Any], summary: str) -> str:
     """Return the page of a method."""
     name = facts["name"]
     doc = inspect.cleandoc(METHODS.find(name).__doc__ or "")
-    paragraphs = [escape(" ".join(part.split())) for part in doc.split("\n\n")]
+    paragraphs = [_paragraph(part) for part in doc.split("\n\n")]
     model = (
         "the model the server sends"
         if facts["evaluated"] == "global"
@@ -72,7 +72,7 @@ def method(facts: dict[str, Any], summary: str) -> str:
     )
     parts = [
         f"# {name}",
-        f"*{escape(facts['citation'])}*" if facts["citation"] else "",
+        f"*{escape(_without_files(facts['citation']))}*" if facts["citation"] else "",
         escape(summary[:1].upper() + summary[1:]),
         f"```sh\npolyphily run {name} --dataset cora --clients 10\n```",
         "## What it computes",
@@ -89,14 +89,26 @@ def method(facts: dict[str, Any], summary: str) -> str:
     parts += ["## Backbones", ", ".join(f"`{backbone}`" for backbone in facts["backbones"])]
     secure = facts["secure_aggregation"]
     answer = (
-        "Possible: the server needs only sums of uploads."
+        "Works: the server needs only sums of uploads."
         if secure["possible"]
-        else (f"Not possible: {escape(secure['why_not'])}.")
+        else (f"Refused: {escape(secure['why_not'])}.")
     )
-    parts += ["## What leaves a site", _tensors(facts["uploaded"])]
-    parts += ["## What a site receives", _tensors(facts["downloaded"])]
+    parts += ["## Sent by each site", _tensors(facts["uploaded"])]
+    parts += ["## Sent to each site", _tensors(facts["downloaded"])]
     parts += ["## Secure aggregation", answer, _more(name)]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _without_files(citation: str) -> str:
+    """Return a citation without a page of this repository, to which there is a link below."""
+    return "The library's own method" if citation.startswith("Polyphily, docs/") else citation
+
+
+def _paragraph(text: str) -> str:
+    """Return a paragraph of a docstring as Markdown; formulas are indented and stay as they are."""
+    if all(line.startswith("    ") for line in text.splitlines()):
+        return f"```text\n{inspect.cleandoc(text)}\n```"
+    return escape(" ".join(text.split()))
 
 
 def _hyperparameters(rows: list[dict[str, Any]], ranges: Mapping[str, Search]) -> str:
@@ -110,7 +122,7 @@ def _hyperparameters(rows: list[dict[str, Any]], ranges: Mapping[str, Search]) -
         meaning = (
             row["meaning"],
             f"One of: {', '.join(row['choices'])}." if row["choices"] else "",
-            f"Default: `{row['default']}`",
+            f"Default: `{row['default']}`" if row["default"] != "" else "Default: none",
             *[f"{form}: `{row[form]}`" for form in ("paper", "code") if row[form] is not None],
             f"--tune: {ranges[row['name']]}" if row["search"] else "",
         )
@@ -155,7 +167,7 @@ def _more(name: str) -> str:
     """Return links to the other pages on a method."""
     known = {
         f"baselines/{name}.md": "The paper, the authors' code, and this library",
-        f"reproduction/{name}.md": "The paper's tables and figures, as published and here",
+        f"reproduction/{name}.md": "The paper's tables and figures, published and reproduced",
         f"{name}.md": "The method in detail",
     }
     lines = [f"- [{text}](../../{page})" for page, text in known.items() if (DOCS / page).exists()]
@@ -200,7 +212,7 @@ def datasets() -> dict[str, str]:
         ]
         parts.append(table(("dataset", *numbers, "metric"), cells, right=numbers))
         for row in listed:
-            source = re.sub(r"(https?://[^\s;,]+)", r"<\1>", row["source"])
+            source = re.sub(r"(https?://[^\s;,)]+)", r"<\1>", row["source"])
             text = f"- `{row['name']}`: {escape(row['title'])}. {escape(row['citation'])}."
             text = text.replace("..", ".") + f" Source: {source}."
             text += "".join(

@@ -49,12 +49,17 @@ def stage(out: Path) -> None:
         for entry in navigation.flat(section.entries)
         if entry.made
     }
+    titles = {source: markdown.title(pages[page]) for source, page in sources.items()}
     copied: dict[str, Path] = {}
     for source, page in sources.items():
         if page in pages and source != "README.md":
+            folder = PurePosixPath(source).parent
+            named = markdown.name_links(
+                pages[page], lambda target, f=folder: titles.get(os.path.normpath(f / target), "")
+            )
             pages[page] = markdown.highlighted(
                 markdown.relink(
-                    pages[page],
+                    named,
                     lambda target, s=source, p=page: _target(target, s, p, sources, copied),
                 )
             )
@@ -113,7 +118,9 @@ def _target(
     elif named in sources and not is_script:
         place = sources[named]
     else:
-        place = named.removeprefix("docs/") if named.startswith("docs/") else f"files/{named}"
+        place = named.removeprefix("docs/")
+        if place == named or file.suffix == ".html":  # pages of the site have this suffix
+            place = f"files/{place}"
         copied[place] = file
     return os.path.relpath(place, PurePosixPath(page).parent) + sharp + anchor
 

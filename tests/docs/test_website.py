@@ -25,6 +25,7 @@ from polyphily.nn.backbones import BACKBONES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+NAMES = re.compile(r"\[[\w./-]+\.md\]\([^)#\s]*[)#]")
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
@@ -115,14 +116,14 @@ def test_links_out_of_docs_become_pages_or_files(staged: Path) -> None:
 def test_there_is_a_page_for_every_method_with_what_leaves_a_site(staged: Path) -> None:
     for name in METHODS:
         page = (staged / "reference/methods" / f"{name}.md").read_text(encoding="utf-8")
-        assert "## What leaves a site" in page
+        assert "## Sent by each site" in page
         for parameter in METHODS.find(name).hyperparameters():
             assert f"| `{parameter}`" in page, (name, parameter)
     fedspa = (staged / "reference/methods/fedspa.md").read_text(encoding="utf-8")
     assert "`high_frequency_area`" in fedspa
     assert "| Eq. 4 |" in fedspa
     local = (staged / "reference/methods/local.md").read_text(encoding="utf-8")
-    assert "## What leaves a site\n\nNothing." in local
+    assert "## Sent by each site\n\nNothing." in local
 
 
 def test_every_option_of_every_command_is_named(staged: Path) -> None:
@@ -179,6 +180,14 @@ def test_only_links_are_rewritten() -> None:
     changed = relink(page, lambda target: f"new/{target}")
     assert "[a](new/a.md#x) [b](new/a.md.txt) ![c](new/a.md)" in changed
     assert changed.endswith("[w](https://a.md) [h](#a.md)")
+
+
+def test_links_that_show_a_file_name_show_the_title_of_its_page(staged: Path) -> None:
+    page = (staged / "deploy.md").read_text(encoding="utf-8")
+    assert "[security.md](" in (DOCS / "deploy.md").read_text(encoding="utf-8")
+    assert "[Security](security.md)" in page
+    shown = [found for page in staged.rglob("*.md") for found in NAMES.findall(page.read_text())]
+    assert not shown
 
 
 def test_what_pages_load_from_elsewhere_is_found(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def descendants(pid: int) -> list[int]:
 def report(own: Federation, command: str, findings: list[str]) -> str:
     """Return the log of all kills as Markdown."""
     lines = [
-        "# Random kills",
+        "# A run that is killed again and again",
         "",
         f"    {command}",
         "",

@@ -160,8 +160,6 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
         if row["ratio"] > LIMITS.get(row["method"], LIMIT)
     ]
-    others = ", ".join(f"{name} {limit}" for name, limit in LIMITS.items())
-    limit = f"{LIMIT} rounds of FedAvg ({others})"
-    if above:
-        return f"A round may cost {limit}. More is taken by: {', '.join(above)}."
-    return f"No round costs more than {limit}."
+    others = ", ".join(f"{limit} for {name}" for name, limit in LIMITS.items())
+    text = f"A round should cost at most {LIMIT} rounds of FedAvg ({others})."
+    return f"{text} More is taken by: {', '.join(above)}." if above else f"{text} All of these do."

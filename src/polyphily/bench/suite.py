@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import platform
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
@@ -266,19 +266,21 @@ def large_methods() -> list[str]:
     return list(dict.fromkeys([*WHOLE, *sampled]))
 
 
-def _large_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each method, with its ratio to FedAvg if both were timed together."""
+def _large_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a row for each method, with its ratio to FedAvg if both were timed together."""
     fedavg = {row.get("commit"): row["seconds"] for row in rows if row["method"] == "fedavg"}
-    lines = []
+    lines = [
+        "| method | nodes | edges | clients | threads | s | FedAvg rounds | GB |",
+        "|---|" + "---:|" * 7,
+    ]
     for row in rows:
         together = fedavg.get(row.get("commit"))
-        ratio = f" ({row['seconds'] / together:.1f} FedAvg rounds)" if together else ""
+        ratio = f"{row['seconds'] / together:.1f}×" if together else ""
         lines.append(
-            f"- {row['nodes']:,} nodes, {row['edges']:,} edges, {row['clients']} clients, "
-            f"{row['method']}{_threads(row['threads']) if row['threads'] else ''}: "
-            f"{row['seconds']:.2f} s a round{ratio}, {row['memory_gb']:.1f} GB."
+            f"| {row['method']} | {row['nodes']:,} | {row['edges']:,} | {row['clients']} | "
+            f"{row['threads'] or ''} | {row['seconds']:.2f} | {ratio} | {row['memory_gb']:.1f} |"
         )
-    return lines
+    return "\n".join(lines)
 
 
 def summary(records: Mapping[str, Any]) -> str:
@@ -287,21 +289,27 @@ def summary(records: Mapping[str, Any]) -> str:
     threads = _threads(where["threads"]) if records["device"] == "cpu" else ""
     parts = [
         f"## {where['device']}{threads}",
-        f"torch {where['torch']}; copies {where['copy_gb_per_s']:,.0f} GB/s, float32 products "
-        f"{where['product_gflops']:,.0f} GFLOP/s (measured).",
+        f"With torch {where['torch']}. The machine copies {where['copy_gb_per_s']:,.0f} GB/s and "
+        f"multiplies float32 matrices at {where['product_gflops']:,.0f} GFLOP/s (measured).",
     ]
-    if records.get("speed"):
-        parts.append(_speed_table(records["speed"]))
-    if records.get("methods"):
-        parts.append(_methods_table(records["methods"]))
-    if records.get("runs"):
-        parts.append(runs_table(records["runs"]))
-    if records.get("costs"):
-        parts.append(costs_table(records["costs"]))
-    if records.get("plain"):
-        parts.append(plain_table(records["plain"]))
-    if records.get("clients"):
-        parts.append(clients_table(records["clients"]))
+    if rows := records.get("speed"):
+        ratios = [row["engines"][PLAIN]["ratio"] for row in rows]
+        parts.append(
+            f"A round of FedAvg is {min(ratios):.1f} to {max(ratios):.1f} times as fast as a plain "
+            "loop over clients in torch_geometric."
+        )
+    for name, heading, table in TABLES:
+        if records.get(name):
+            parts += [f"### {heading}", table(records[name])]
+    if lines := _lines(records):
+        parts += ["### Client sizes, seeds and precision", "\n".join(lines)]
+    if rows := records.get("large"):
+        parts += ["### Large graphs", _large_table(rows)]
+    return "\n\n".join(parts)
+
+
+def _lines(records: Mapping[str, Any]) -> list[str]:
+    """Return a line for each record that is no table."""
     lines = []
     if found := records.get("scale"):
         lines.append(
@@ -324,8 +332,7 @@ def summary(records: Mapping[str, Any]) -> str:
         lines.append(
             f"- Cora, 20 clients, five seeds, {found['float32']['rounds']} rounds: {text}."
         )
-    lines += _large_lines(records.get("large", []))
-    return "\n\n".join([*parts, "\n".join(lines)]).rstrip()
+    return lines
 
 
 def _threads(count: int) -> str:
@@ -363,3 +370,13 @@ def _methods_table(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+TABLES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("speed", "A round of FedAvg", _speed_table),
+    ("methods", "Five methods", _methods_table),
+    ("runs", "What a run adds", runs_table),
+    ("costs", "All methods", costs_table),
+    ("plain", "Plain loops of other methods", plain_table),
+    ("clients", "Many clients", clients_table),
+)  # the records that become tables, and their headings

@@ -257,7 +257,7 @@ def _suite(
         suite.summary(json.loads(path.read_text(encoding="utf-8")))
         for path in sorted(out.glob("*.json"))
     ]
-    page = "\n\n".join([_INTRODUCTION, *texts]) + "\n"
+    page = "\n\n".join([_INTRODUCTION, *texts, _MEASURED]) + "\n"
     if write is None:
         typer.echo(page)
     else:
@@ -283,51 +283,55 @@ _INTRODUCTION = """# How fast a round is
 
 <!-- Written by `polyphily bench --suite … --write`; do not edit. -->
 
-A round is broadcast, local training of all clients, and aggregation, without scoring; medians of
-rounds that the engines take in turn, in one process. *torch_geometric* is a plain loop over clients
-(`src/polyphily/bench/geometric/`), with the same network, epochs, optimiser and dropout. *Least*
-is what the machine's measured copy bandwidth and matrix rate allow for the bytes and operations of
-a round. Accuracies after the timed rounds stand in the order of the engines.
+A round is broadcast, local training of all clients, and aggregation, without scoring. Times are
+medians. [How it was measured](#how-it-was-measured) explains the tables."""
 
-**Runs** (`--suite runs`). A round of `polyphily run` has scores of both views, the record, the best
-models and checkpoints besides. It takes turns with bare rounds of FedAvg, and with methods that add
-a term to it. *At most* is what we allow.
+_MEASURED = """## How it was measured
 
-**Costs of methods** (`--suite costs`). Every method trains with its defaults and on its own default
-backbone, on Cora divided among 10 clients (louvain-capped). Rounds of the method and of FedAvg take
-turns. Other load on the machine makes both slower: the ratios count, not the milliseconds. *FedAvg
-rounds* is the ratio to FedAvg on its default backbone, and the next column that to FedAvg on the
-method's backbone. A method with stages is timed in each of them, and one with a warm-up after it.
-If the first round does other work than the second, it is timed in a row of its own, again and again
-from the initial state. The column *first round* is that of a new run, once, with everything that is
-computed only once. *MB* are sent by and to one client in a round, as the method declares it. *GB*
-is the peak of GPU memory in the rounds before those that are timed.
+Engines and methods that are compared take turns round by round in one process, so that other load
+on the machine slows all of them.
 
-**Plain loops of other methods** (`--suite plain`). OpenFGL itself was not run. The loops of FedGTA,
-FED-PUB and FedSage+ were written for this page from the methods' equations, as a plain loop over
-clients. One client trains after the other, with torch_geometric layers on dense
-features and an Adam of its own. It loads and returns a state dictionary, and the server mixes these
-name by name. Losses are vectorised over the nodes of a client. FedSage+ hides nodes and adds
-generated ones by building new edge lists. Tests compare the loops with the engine
-(`tests/bench/test_geometric.py`): with the same start and the same draws, and without dropout, all
-weights agree to 1e-4 after two rounds, for FedSage+ in each stage. All networks have 64 hidden
-units and take 3 steps a round; the first rounds of FedSage+ take 5. Each loop starts from
-torch_geometric's own initial weights, so that accuracies after few rounds differ.
+- **A round of FedAvg** (`--suite speed`). *torch_geometric* is a plain loop over clients
+  (`src/polyphily/bench/geometric/`), with the same network, epochs, optimiser and dropout.
+  *Least* is what the machine's measured copy bandwidth and matrix rate allow for the bytes and
+  operations of a round, and *reached* is the share of it. Accuracies after the timed rounds are
+  in the order stacked, sequential, torch_geometric.
+- **What a run adds** (`--suite runs`). A round of `polyphily run` also scores both views and
+  writes the record, the best models and checkpoints. *At most* is the ratio that we aim at.
+- **All methods** (`--suite costs`). Every method trains with its defaults and on its own default
+  backbone, on Cora divided among 10 clients (louvain-capped). Compare the ratios, not the
+  milliseconds, because other load on the machine makes both slower. *FedAvg rounds* is the ratio
+  to FedAvg on its default backbone, and the next column that to FedAvg on the method's backbone.
+  A method with stages is timed in each of them, and one with a warm-up after it. If the first
+  round does other work than the second, it is timed in a row of its own, again and again from the
+  initial state. The column *first round* is that of a new run, once, with everything that is
+  computed only once. *MB* are sent by and to one client in a round, as the method declares it.
+  *GB* is the peak of GPU memory in the rounds before those that are timed.
+- **Plain loops of other methods** (`--suite plain`). OpenFGL itself was not run. The loops of
+  FedGTA, FED-PUB and FedSage+ were written for this page from the methods' equations. One client
+  trains after the other, with torch_geometric layers on dense features and an Adam of its own. It
+  loads and returns a state dictionary, and the server mixes these name by name. Losses are
+  vectorised over the nodes of a client. FedSage+ hides nodes and adds generated ones by building
+  new edge lists. Tests compare the loops with the engine (`tests/bench/test_geometric.py`): with
+  the same start and the same draws, and without dropout, all weights agree to 1e-4 after two
+  rounds, for FedSage+ in each stage. All networks have 64 hidden units and take 3 steps a round;
+  the first rounds of FedSage+ take 5. Each loop starts from torch_geometric's own initial
+  weights, so that accuracies after few rounds differ.
+- **Many clients** (`--suite clients`). Clients of 50 to 100 nodes, of which 200 are drawn in a
+  round, train FedAvg on GCN-64 with `--on-disk` ([distributed.md](distributed.md#many-clients))
+  and, where that is possible, in memory. *Peak* is that of a process of its own, with torch
+  loaded, which trains as many rounds. The more clients there are, the more of those drawn take
+  part for the first time, and their first states have to be computed. `clients-cpu.svg` in
+  `docs/performance/` plots both.
+- **Large graphs** (`--suite large`). FedAvg, three methods that need whole graphs, and all that
+  can train on samples of neighbours (`polyphily methods show` says which do), here on whole
+  graphs, too. Networks have 64 hidden units and take 3 steps a round: GCN, but ACM-GCN for
+  FedSPA, UniFilter for FedGSP and SAGE for FedSage. Each method has a process of its own with all
+  cores; *GB* is its peak, with the graphs. `--methods fedavg,fedspa` times some of them again.
 
-**Many clients** (`--suite clients`). Clients of 50 to 100 nodes, of which 200 are drawn in a round,
-train FedAvg on GCN-64 with `--on-disk` ([distributed.md](distributed.md#many-clients)) and, where
-that is possible, in memory. Rounds of all sizes take turns in one process; *peak* is that of a
-process of its own, with torch loaded, which trains as many rounds. The more clients there are, the
-more of those drawn take part for the first time, and their first states have to be computed.
-`clients-cpu.svg` in `docs/performance/` plots both.
+## Measure again
 
-**Large graphs** (`--suite large`). FedAvg, three methods that need whole graphs, and all that can
-train on samples of neighbours (`polyphily methods show` says which do), here on whole graphs, too.
-Networks have 64 hidden units and take 3 steps a round: GCN, but ACM-GCN for FedSPA, UniFilter for
-FedGSP and SAGE for FedSage. Each method has a process of its own with all cores; *GB* is its peak,
-with the graphs. `--methods fedavg,fedspa` times some of them again.
-
-The records are in `docs/performance/`, one file for each kind of device. To measure again:
+The records are in `docs/performance/`, one file for each kind of device:
 
     polyphily bench --suite costs,plain --out docs/performance --write docs/performance.md
 

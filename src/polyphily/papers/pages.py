@@ -48,6 +48,8 @@ def page(paper: Paper, folder: Path) -> Page:
         paper: the paper.
         folder: has the files of its tables and figures, as `polyphily reproduce` writes them.
     """
+    from polyphily.core.method import METHODS  # which imports torch
+
     sections: list[str] = []
     drawings: dict[str, Path] = {}
     rest: list[str] = []
@@ -66,11 +68,12 @@ def page(paper: Paper, folder: Path) -> Page:
             command = "" if item.illustration else f". `{item.command}`"
             rest.append(f"{title_of(item.name)}, {item.title}: {item.state}{command}")
     parts = [
-        f"# {paper.name}: published and here",
+        f"# {METHODS.find(paper.name).__name__}: published and reproduced",
         f"{paper.cite}.",
-        "Written by `polyphily reproduce " + paper.name + " --page FILE`. The paper's form has "
-        "the hyperparameters of the paper (`--set paper=on`), the default form those of this "
-        "library; `here` stands for both if they are one model.",
+        "Published numbers beside those of this library, written by "
+        f"`polyphily reproduce {paper.name} --page FILE`. The *paper's form* has the "
+        "hyperparameters of the paper (`--set paper=on`), the *default form* those of this "
+        "library; *here* stands for both if they are one model.",
         *sections,
         items("## Not run yet", rest).replace("yet:", "yet"),
     ]

@@ -228,7 +228,8 @@ def digest(folder: Path, chosen: Sequence[Study] | None = None) -> list[dict[str
 def page(folder: Path, chosen: Sequence[Study] | None = None) -> str:
     """Return the whole page."""
     wanted = list(chosen or studies().values())
-    parts = [_INTRODUCTION, _summary(wanted, folder)]
+    parts = [_INTRODUCTION, _short(wanted, folder), _summary(wanted, folder), _READING]
+    parts = list(filter(None, parts))
     parts += [_section(study, folder) for study in wanted]
     if chosen is None:
         from polyphily.studies import contest  # which builds on this module
@@ -237,26 +238,65 @@ def page(folder: Path, chosen: Sequence[Study] | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_INTRODUCTION = f"""# Which methods help, where, and by how much
+_INTRODUCTION = """# Which methods help, where, and by how much
 
 <!-- Written by `polyphily study --write`; do not edit. -->
 
-Every row of every cell had the same trials (learning rates and weight decays, in
-`src/polyphily/studies/studies.toml`) on the same five seeds, each with its own partition, split,
-initial weights and draws. Validation alone chose the trial and the round; the figures are test
-scores in percent, weighted by clients' test nodes, mean ± standard deviation over seeds. No run saw
-a test label. The *paper's form* is the method as printed (`--set paper=on`), under the same
-protocol. *Best* is the best of the backbones by validation. Differences are those of a row and
-FedAvg, **on the same backbone** or on the best one, seed by seed, with the p-value of a paired
-t-test; *better* and *worse* are differences with p < {LEVEL}. Nothing is corrected for the number
-of cells. Published figures are from the papers' own tables; they rest on other splits and settings,
-and stand there for orientation.
+Methods made for clients that differ, against FedAvg on the same backbone, with the same trials and
+the same five seeds. A cell is a dataset, a partition and a number of clients. Validation selects,
+test reports."""
 
-{TIED} is followed by the test means of trials that validate within {TIE} points of the chosen one:
-a tie, in which chance chose. A verdict is *{UNCLEAR}* if tied trials disagree about it.
-{WARM_UP} says in how many seeds the best round is one in which the method had not begun. The best
-rounds are in the files in `docs/results`; rows that ran before rounds were stored have none, and no
-mark. "–" stands for a row that has not run."""
+_READING = f"""## How to read the tables
+
+- Scores are test scores in percent, weighted by clients' test nodes, mean ± standard deviation over
+  seeds. No run saw a test label. "–" stands for a row that has not run.
+- Every row of every cell had the same trials (learning rates and weight decays, in
+  `src/polyphily/studies/studies.toml`) on the same five seeds, each with its own partition, split,
+  initial weights and draws. Validation alone chose the trial and the round.
+- *Received* is the model that the server sends, *trained* are the clients' models after training.
+  One of them is the method's own view, in which it is evaluated.
+- The *paper's form* is the method as printed (`--set paper=on`), under the same protocol. *Best* is
+  the best of the backbones by validation.
+- Differences are those of a row and FedAvg, on the same backbone or on the best one, seed by seed,
+  with the p-value of a paired t-test. *Better* and *worse* are differences with p < {LEVEL}.
+  Nothing is corrected for the number of cells.
+- {TIED} is followed by the test means of trials that validate within {TIE} points of the chosen
+  one: a tie, in which chance chose. A verdict is *{UNCLEAR}* if tied trials disagree about it.
+- {WARM_UP} says in how many seeds the best round is one in which the method had not begun. Rows
+  that ran before rounds were stored have no such mark.
+- Published figures are from the papers' own tables. They rest on other splits and settings, and
+  stand there for orientation."""
+
+
+def _short(wanted: Sequence[Study], folder: Path) -> str:
+    """Return what the methods gain over all cells in their own view, by default and as printed."""
+    cells = [
+        (study, outcomes(study, cell, folder, headline(study)))
+        for study in wanted
+        for cell in study.cells
+    ]
+    parts = []
+    for role, form in ((METHOD, "By default"), (PAPER_FORM, "As printed in their papers")):
+        same = [one for study, found in cells if (one := compare(found, study, role))]
+        most = [
+            one
+            for study, found in cells
+            if (one := compare(found, study, role, (FEDAVG, BASELINE)))
+        ]
+        if not same:
+            continue
+        better, level, worse, unclear = (
+            sum(one.verdict == word for one in same)
+            for word in ("better", "level", "worse", UNCLEAR)
+        )
+        parts.append(
+            f"{form} the methods are better in {better} of {len(same)} cells, level in {level}, "
+            f"worse in {worse}, and {unclear} are unclear. The mean difference is "
+            f"{statistics.fmean(one.difference for one in same):+.1f} points, and "
+            f"{statistics.fmean(one.difference for one in most):+.1f} to FedAvg on its best "
+            "backbone."
+        )
+    return " ".join(parts)
 
 
 def _summary(wanted: Sequence[Study], folder: Path) -> str:

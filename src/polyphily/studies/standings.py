@@ -156,19 +156,12 @@ class Standings:
     # Words -----------------------------------------------------------------------------------
 
     def introduction(self) -> list[str]:
-        """Return how the table was made, a paragraph each."""
-        board, found = self.board, self.ranking
-        rates = ", ".join(f"{lr:g}/{decay:g}" for lr, decay in board.rates)
+        """Return what is compared, and what is missing."""
         lines = [
-            f"Every method had {board.trials} trials in every cell. A trial is a point of the "
-            "method's own hyperparameters and of the settings that all methods have; the first has "
-            "the defaults, the others are drawn by Optuna's TPE sampler. Methods that can train "
-            f"{' and '.join(board.backbones)} share their trials evenly among them; the others "
-            f"have a network of their own. Each trial trains {len(board.rates)} pairs of learning "
-            f"rate and weight decay ({rates}) for seeds {', '.join(map(str, board.seeds))}, "
-            f"{board.settings['rounds']} rounds. Validation alone chose trial, rates and round. "
-            "Scores are on test nodes, in each method's own view: the model that the server sends, "
-            "or the clients' after training. A row *, paper's form* is the method as printed.",
+            "All methods on the same cells: a dataset, a partition and a number of clients. Every "
+            "method had equally many trials, and validation alone chose among them. Scores are on "
+            "test nodes. Rows named *paper's form* have the method as printed in its paper; the "
+            "other rows have the defaults of this library.",
         ]
         missing = sum(map(self._missing, self.titles))
         if missing:
@@ -177,26 +170,47 @@ class Standings:
             if out and self.ranked:
                 text += f"; ranks and p-values leave out {' and '.join(out)}"
             lines.append(f"**{text}.**")
-        if found is not None and found.blocks > 1:
-            lines.append(
-                f"Ranks are means over {found.blocks} blocks (seeds of cells); those that differ "
-                f"by less than {found.difference:.1f} do not differ significantly (Nemenyi, "
-                f"{LEVEL:g}). Seeds of one cell are not independent, so that this is optimistic."
-            )
+        return lines
+
+    def protocol(self) -> list[str]:
+        """Return how the scores were made, a paragraph each."""
+        board = self.board
+        rates = ", ".join(f"{lr:g}/{decay:g}" for lr, decay in board.rates)
+        lines = [
+            f"Every method had {board.trials} trials in every cell. A trial is a point of the "
+            "method's own hyperparameters and of the settings that all methods have. The first "
+            "trial has the defaults; the others are drawn by Optuna's TPE sampler. Methods that "
+            f"can train {' and '.join(board.backbones)} share their trials evenly among them; the "
+            "others have a network of their own. With so few trials a method with many "
+            "hyperparameters is searched less well than one with few.",
+            f"Each trial trains {len(board.rates)} pairs of learning rate and weight decay "
+            f"({rates}) for seeds {', '.join(map(str, board.seeds))}, "
+            f"{board.settings['rounds']} rounds. Validation chose trial, pair and round. A method "
+            "is scored in its own view: with the model that the server sends, or with the "
+            "clients' models after training.",
+        ]
         if self.alike:
             pairs = [
                 f"{' and '.join(pair.rows)} ({pair.same} of {pair.compared} trainings)"
                 for pair in self.alike
             ]
             lines.append(
-                "Rows that are one model here, with the same scores in nearly every training: "
+                "Some rows are the same model here, with the same scores in nearly every training: "
                 f"{'; '.join(pairs)}."
             )
-        lines.append(
-            f"{BEST} best, {SECOND} second best mean of a cell. With so few trials a method with "
-            "many hyperparameters is searched less well than one with few."
-        )
         return lines
+
+    def _marks(self) -> str:
+        """Return what the marks and ranks in the table of scores mean."""
+        text = f"{BEST} best, {SECOND} second best mean of a cell."
+        found = self.ranking
+        if found is not None and found.blocks > 1:
+            text += (
+                f" Ranks are means over {found.blocks} blocks (seeds of cells). Ranks that differ "
+                f"by less than {found.difference:.1f} do not differ significantly (Nemenyi, "
+                f"{LEVEL:g}). Seeds of one cell are not independent, so that this is optimistic."
+            )
+        return text
 
     def cells_grid(self) -> Grid:
         """Return the cells and where they come from."""
@@ -218,7 +232,9 @@ class Standings:
             parts += ["## What it says", "\n".join(f"- {x}" for x in self.board.findings)]
         for heading, lead, grid in self._tables():
             parts += [f"## {heading}", lead, to_markdown(grid)]
+        parts += ["## How it was run", *self.protocol()]
         parts.append(
+            "[The same with tables that can be sorted](leaderboard.html). "
             "`polyphily study leaderboard --methods NAME` adds a method of your own. "
             "[performance.md](performance.md) has costs by stage, measured one method at a time."
         )
@@ -229,7 +245,7 @@ class Standings:
         scores, against = self.score_grid(), self.fedavg_grid()
         test = "The p-value is that of Wilcoxon's signed-rank test over the cells, Holm-corrected."
         return [
-            ("Scores", f"{scores.title}.", scores),
+            ("Scores", f"{scores.title}. {self._marks()}", scores),
             ("Against FedAvg", f"{against.title}. {test}", against),
             ("Choices and costs", CHOICES, self.choice_grid()),
             ("Cells", "Splits, scores, and the protocols they follow.", self.cells_grid()),
@@ -256,7 +272,7 @@ class Standings:
             says = Section("says", "What it says", points=tuple(self.board.findings))
             sections.insert(0, says)
         subtitle = "Federated graph learning, every method with equally many trials"
-        notes = tuple(line.replace("*", "") for line in self.introduction())
+        notes = tuple(line.replace("*", "") for line in [*self.introduction(), *self.protocol()])
         return Content("Leaderboard", subtitle, facts, tuple(sections), notes)
 
     def text(self, suffix: str) -> str:

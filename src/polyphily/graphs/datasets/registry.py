@@ -129,8 +129,8 @@ def _citation_graph(
         format="planetoid",
         parts=_planetoid(title),
         options=common_options(
-            split="the own splits to load: 'public' (default; one, with 20 training nodes a class) "
-            "or 'geom-gcn' (ten)"
+            split="which splits of the dataset to load: 'public' (default; one, with 20 training "
+            "nodes a class) or 'geom-gcn' (ten)"
         ),
         choice="split",
         default="public",

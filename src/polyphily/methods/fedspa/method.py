@@ -59,14 +59,17 @@ AREA, FISHER = "high_frequency_area", "fisher/"
 )
 @dataclass(frozen=True)
 class FedSPA(FedAvg):
-    """SFPD at the clients, HBDA at the server.
+    """Clients separate messages by kind of edge, and the server weighs clients by deviation.
 
-    SFPD (equations 4 to 6): z_v = f_self(z_v) + sums of f_hom, f_het and f_unk over the neighbours
-    of each kind, theta_unk = alpha_v theta_hom + (1 - alpha_v) theta_het, alpha_v =
-    sigmoid(phi(z_v)).
-    HBDA (equations 7 to 12): weights exp(-gamma), gamma the min-max normalised deviation from the
-    federation: of the high-frequency area for the harmoniser and all else that neither channel
-    owns, of the diagonal Fisher information for each channel.
+    Clients (SFPD, equations 4 to 6) have a channel each for neighbours of the same class, of
+    another class, and of a class that is unknown:
+
+        z_v = f_self(z_v) + sums of f_hom, f_het and f_unk over the neighbours of each kind,
+        theta_unk = alpha_v theta_hom + (1 - alpha_v) theta_het,   alpha_v = sigmoid(phi(z_v)).
+
+    The server (HBDA, equations 7 to 12) weighs a client by exp(-gamma), where gamma is its min-max
+    normalised deviation from the federation: of the high-frequency area for the harmoniser and all
+    else that neither channel owns, of the diagonal Fisher information for each channel.
 
     The paper's network is SFPD in ACM-GCN (`acm-gcn`). With `gcn` and `sage` it is equation 6
     alone, with that backbone's normalisation. Without `sfpd` it is the plain backbone; without all
