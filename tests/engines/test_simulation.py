@@ -13,7 +13,8 @@ from cases import assert_close, assert_same_bits, simulate, small_federation
 from polyphily.core.local import Local
 from polyphily.core.messages import Message, model_part
 from polyphily.core.method import create
-from polyphily.engines.backends import Answers, _join
+from polyphily.core.optimizers import STEPS
+from polyphily.engines.backends import Answers, _join, _room
 from polyphily.engines.simulation import Simulation
 from polyphily.errors import TrainingError, UserError
 from polyphily.graphs.loading import Federation
@@ -176,6 +177,26 @@ def test_consecutive_parts_are_joined_without_a_copy() -> None:
         joined = _join(parts)
         assert torch.equal(joined, torch.cat(parts))
         assert joined.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_parameters_and_moments_of_all_groups_are_in_one_tensor(
+    keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[Message] = []
+
+    def noted(memory: Message, clients: int) -> Message:
+        rooms.append(_room(memory, clients))
+        return rooms[-1]
+
+    monkeypatch.setattr("polyphily.engines.backends._room", noted)
+    monkeypatch.setattr("polyphily.engines.memory.cache_size", lambda: 1)
+    federations = [small_federation(seed=seed) for seed in range(2)]
+    simulation = simulate("fedavg", federations, 2, keep_optimizer=keep)
+    assert any("mean" in name for name in rooms[1]) is keep
+    for name, place in rooms[1].items():
+        if name != STEPS:  # counted anew
+            assert simulation.memory[name].data_ptr() == place.data_ptr(), name
 
 
 @pytest.mark.parametrize(

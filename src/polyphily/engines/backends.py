@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from polyphily.core.messages import Message, State, Uploads, model_part
+from polyphily.core.messages import MODEL, Message, State, Uploads
+from polyphily.core.optimizers import PREFIX
 from polyphily.engines.storage import overwrite
 from polyphily.runtime.client import Trained, exactly_finite_clients, sums_of
 
@@ -79,8 +80,7 @@ class Direct:
             return Answers.of(Trained({}, {}, none))
         results: list[Answers] = []
         groups = simulation.groups.split(active)
-        models = model_part(simulation.memory) if len(groups) > 1 else {}
-        room = {n: t.new_empty(len(active), *t.shape[1:]) for n, t in models.items()}
+        room = _room(simulation.memory, len(active)) if len(groups) > 1 else {}
         for group in groups:
             members = [active[i] for i in group]
             rows = _rows(members)
@@ -129,6 +129,18 @@ class Direct:
                 memory[name] = value.clone()
                 memory[name][clients] = after[name][rows] if name in after else value[clients]
         simulation.moves += overwrite(simulation.memory, memory, in_place=simulation.in_place)
+
+
+def _room(memory: Message, clients: int) -> Message:
+    """Return tensors in which groups of clients put parameters and moments, one after the other.
+
+    Those of all groups are then one tensor without a copy (`_join`).
+    """
+    return {
+        name: tensor.new_empty(clients, *tensor.shape[1:])
+        for name, tensor in memory.items()
+        if name.startswith((MODEL, PREFIX))
+    }
 
 
 def _rows(members: Sequence[int]) -> slice | list[int]:

@@ -206,7 +206,8 @@ class Clients:
             steps: how many steps each client takes; drawn from `epochs` unless given.
             host: given if the round is recorded to be replayed: brings in what the host computes.
                 The clients of a federation have then taken equally many steps.
-            into: memory for the trained parameters, by name; they are in new tensors otherwise.
+            into: where trained parameters and moments are put, by their names in `memory`; they are
+                in new tensors otherwise.
         """
         method, cohort, optimizer = self.method, self.cohort, self.optimizer
         steps = self.steps(round_index) if steps is None else steps
@@ -228,12 +229,15 @@ class Clients:
             host=host,
             objective=self.objective,
         )
+        places = into or {}
+        places_of_params = model_part(places)
         local.params = {
-            name: _copied(value.detach(), (into or {}).get(name)).requires_grad_()
+            name: _copied(value.detach(), places_of_params.get(name)).requires_grad_()
             for name, value in method.receive(local).items()
         }
         if optimizer.keep:  # it steps in place, and a refused round must leave no trace
-            local.memory |= {n: t.clone() for n, t in memory.items() if n.startswith(PREFIX)}
+            moments = {n: t for n, t in memory.items() if n.startswith(PREFIX)}
+            local.memory |= {n: _copied(t, places.get(n)) for n, t in moments.items()}
         else:
             local.memory |= initial_state(optimizer, local.params)
         if not cohort.changes:
