@@ -165,6 +165,8 @@ class Segments:
         if torch.is_autocast_enabled(device):
             short = torch.get_autocast_dtype(device)
             x, weight = x.to(short), weight.to(short)
+        if not torch.is_grad_enabled():  # a function of autograd costs time even so
+            return _product(x.contiguous(), weight, self)
         product: Tensor = _GroupedProduct.apply(x, weight, self)  # type: ignore[no-untyped-call]
         return product
 

@@ -153,6 +153,8 @@ class SparseMatrix:
     def _product(
         self, dense: Tensor, bias: Tensor | None = None, segments: Segments | None = None
     ) -> Tensor:
+        if not torch.is_grad_enabled():  # a function of autograd costs time even so
+            return _multiplied(self, self.value, dense, bias, segments)
         product: Tensor = _Product.apply(self, self.value, dense, bias, segments)  # type: ignore[no-untyped-call]
         return product
 
@@ -237,6 +239,20 @@ def products_at_entries(matrix: SparseMatrix, left: Tensor, right: Tensor) -> Te
     return found
 
 
+def _multiplied(
+    matrix: SparseMatrix,
+    value: Tensor | None,
+    dense: Tensor,
+    bias: Tensor | None,
+    segments: Segments | None,
+) -> Tensor:
+    """Return a matrix times dense, plus a bias for each client if there are segments."""
+    crow, col, rows = matrix.crow, matrix.col, matrix.shape[0]
+    if segments is None:
+        return multiply(crow, col, value, rows, dense)
+    return kernels.sparse_product(crow, col, value, rows, dense, bias, segments.owner)
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -249,12 +265,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.matrix, ctx.segments = matrix, segments
         ctx.save_for_backward(dense if ctx.needs_input_grad[1] else None)
-        rows = matrix.shape[0]
-        if segments is None:
-            return multiply(matrix.crow, matrix.col, value, rows, dense)
-        return kernels.sparse_product(
-            matrix.crow, matrix.col, value, rows, dense, bias, segments.owner
-        )
+        return _multiplied(matrix, value, dense, bias, segments)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
