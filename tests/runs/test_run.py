@@ -31,7 +31,9 @@ from polyphily.core.settings import Settings
 from polyphily.errors import TrainingError, UserError
 from polyphily.graphs.partitions import Partition
 from polyphily.methods.fedavg import FedAvg
+from polyphily.runs.run import Execution
 from polyphily.runs.summary import mean_of
+from polyphily.runtime.client import Clients
 from polyphily.runtime.network import build_network
 
 SMALL: dict[str, Any] = {
@@ -510,6 +512,27 @@ def test_evaluating_changes_nothing_but_what_is_known() -> None:
     seldom = polyphily.run("moon", tiny(), **SMALL, evaluate_every=100)
     assert_alike(often.summary["final"], seldom.summary["final"], 0)
     assert seldom.summary["best_val"]["round"] == 7
+
+
+@pytest.mark.parametrize(("method", "passes"), [("local", 1), ("fedper", 2), ("fedavg", 2)])
+def test_views_that_cannot_differ_are_predicted_once(
+    method: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted: list[Local] = []
+    of_view = Clients.predict
+
+    def noted(clients: Clients, view: Local) -> torch.Tensor:
+        predicted.append(view)
+        return of_view(clients, view)
+
+    execution = Execution(create(method), [tiny()], Settings(**SMALL), None)
+    monkeypatch.setattr(Clients, "predict", noted)
+    record = execution.advance()
+    assert len(predicted) == passes
+    for view in VIEWS:
+        logits = execution.simulation.predict(getattr(execution.simulation, view)())
+        scores = execution.evaluator.scores(logits)[:, 1, 0].tolist()
+        assert record[view]["test"]["accuracy_per_client"] == scores
 
 
 def test_a_federation_stops_when_it_no_longer_gets_better(tmp_path: Path) -> None:

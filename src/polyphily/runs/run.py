@@ -462,8 +462,16 @@ class Execution:
         """Return the scores of both views per client, and the models of the method's view."""
         simulation = self.simulation
         views = {"received": simulation.received(), "trained": simulation.trained()}
-        scores = self.evaluator.scores_of_views([simulation.predict(views[view]) for view in VIEWS])
+        scores = self.evaluator.scores_of_views(self._predictions(*(views[v] for v in VIEWS)))
         return scores, state_of(self.method, views[self.view])
+
+    def _predictions(self, received: Local, trained: Local) -> list[torch.Tensor]:
+        """Return the class scores of both views, computed once if nothing is received."""
+        first = self.simulation.predict(received)
+        same = all(received.params.get(name) is value for name, value in trained.params.items())
+        if same and not received.received:
+            return [first, first]
+        return [first, self.simulation.predict(trained)]
 
     def _outcomes(self, report: RoundReport) -> list[dict[str, Any]]:
         """Return the record of a round for each federation."""
