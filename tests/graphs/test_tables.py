@@ -253,6 +253,19 @@ class TestFiles:
         assert numbers(graph.table[0]) == [0.5, 1.5]
         assert graph.num_edges == 1
 
+    @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+    def test_codes_with_leading_zeros_are_noted(self, suffix: str, tmp_path: Path) -> None:
+        nodes = 'id,label,branch,size,day\n1,a,12,0.5,0\n2,a,"007",10,0\n3,b, 01,0,1\n'
+        folder = write(tmp_path / "north", nodes, suffix=suffix)
+        (client,) = survey(folder).clients
+        (note,) = (note for note in client.notes if "codes" in note)
+        assert "column 'branch' read as numbers" in note
+        assert "such as 007" in note
+        assert 'branch = "category"' in note
+        (folder / "schema.toml").write_text('[nodes.kinds]\nbranch = "number"\n')
+        (client,) = survey(folder).clients
+        assert not any("codes" in note for note in client.notes)
+
     def test_declared_delimiter_and_decimal_comma(self, tmp_path: Path) -> None:
         nodes = "id|label|a,b,c,d\n1|a|0,5\n2|a|-1,25e1\n"
         schema = 'delimiter = "|"\ndecimal = ","\n'

@@ -45,7 +45,7 @@ def read_column(table: Table, name: str, schema: TableSchema) -> tuple[RawColumn
         return _empty(name, kind or "number", len(column)), []
     if of.is_integer(stored) or of.is_floating(stored) or of.is_decimal(stored):
         if kind in (None, "number"):
-            return _numbers(table, name, column), []
+            return _numbers(table, name, column), _code_notes(table, name)
         return _from_texts(table, name, _whole_texts(column), kind, schema)
     if of.is_boolean(stored) and kind in (None, "boolean", "number"):
         return RawColumn(name, kind or "boolean", _floats(column)), []
@@ -320,6 +320,16 @@ def _days(column: Any) -> Floats:
     if pa.types.is_date(column.type):
         return _floats(column.cast(pa.date32()).cast(pa.int32()))
     return _floats(column.cast(pa.int64())) / DAY[column.type.unit]
+
+
+def _code_notes(table: Table, name: str) -> list[str]:
+    """Return a note if whole numbers are written like codes."""
+    if name not in table.codes:
+        return []
+    return [
+        f"column '{name}' read as numbers, although it has values such as {table.codes[name]}: if "
+        f'they are codes, write into schema.toml: [nodes.kinds] {_key(name)} = "category"'
+    ]
 
 
 def _numbers(table: Table, name: str, column: Any) -> RawColumn:

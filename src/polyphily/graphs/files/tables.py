@@ -29,6 +29,7 @@ TEXT = "string"  # the type of pyarrow
 WIDE = 1000  # columns of a CSV file from which all are read as numbers, or all as text
 NOT_UTF8 = "not UTF-8 text: save the file as UTF-8"
 LOCATED = FileFaults.SHOWN  # faults of a table that are located
+LEADING_ZERO = re.compile(rb'[,;|\t\r\n] *"?0[0-9]')
 UNPACKING = (OSError, EOFError, zlib.error)  # errors of a damaged gzip file
 
 
@@ -72,6 +73,7 @@ class Table:
         faults: the first faulty cells of each column.
         num_faults: the number of faulty cells.
         undecodable: rows with text that is not UTF-8, by column. They have no other fault.
+        codes: a value with a leading zero, such as 007, by column that was read as whole numbers.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class Table:
     faults: list[Fault] = field(default_factory=list)
     num_faults: int = 0
     undecodable: dict[str, IntArray] = field(default_factory=dict)
+    codes: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_csv(self) -> bool:
@@ -345,6 +348,10 @@ def _read_csv(
         clocks = [entry.name for entry in found.schema if pa.types.is_time(entry.type)]
         if clocks:  # times are kept as they are written
             again = _parsed(table, schema, header.last_line, clocks, dict.fromkeys(clocks, TEXT))
+        whole = [entry.name for entry in found.schema if pa.types.is_integer(entry.type)]
+        if whole and _has_leading_zeros(table):
+            written = _parsed(table, schema, header.last_line, whole, dict.fromkeys(whole, TEXT))
+            table.codes = _first_codes(written)
     except (pa.ArrowException, *UNPACKING) as error:
         raise UserError(f"{path}: cannot be read as CSV: {error}") from error
     for name, column in zip(found.column_names, found.columns, strict=True):
@@ -404,6 +411,23 @@ def _parsed(
         if not rows:
             return pa.table({name: pa.array([], pa.string()) for name in wanted})
         return read(pa.BufferReader(rows), 0)
+
+
+def _has_leading_zeros(table: Table) -> bool:
+    """Return whether a cell of a file may begin like 007."""
+    with _opened(table.path, table.unpacked_limit) as stream:
+        return any(LEADING_ZERO.search(piece) for piece in iter(lambda: stream.read(1 << 22), b""))
+
+
+def _first_codes(written: Any) -> dict[str, str]:
+    """Return the first value with a leading zero of each column that has one."""
+    pc = arrow().compute
+    found = {}
+    for name, column in zip(written.column_names, written.columns, strict=True):
+        coded = pc.filter(column, pc.match_substring_regex(column, "^ *0[0-9]"))
+        if len(coded):
+            found[name] = coded[0].as_py().strip()
+    return found
 
 
 def _checked_text(table: Table, name: str, column: Any) -> Any:
