@@ -218,6 +218,11 @@ class Segments:
             return _padded_gradient(x, grad, self)
         return _gradient(x, grad, self)
 
+    def cross(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a^T b over the rows of each client, `[clients, i, o]`."""
+        product: Tensor = _Cross.apply(full(a), full(b), self)  # type: ignore[no-untyped-call]
+        return product
+
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """Runs of consecutive clients of equal size."""
@@ -323,6 +328,8 @@ def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
         return kernels.grouped_product(x, weight, segments)
     if len(segments.runs) > 1 and x.is_cuda:
         return _padded_product(x, weight, segments)
+    if len(segments) == 1 and dense.pays(x.unsqueeze(0), *weight.shape[1:]):
+        return dense.product(x, weight[0])
     out = x.new_empty(segments.rows, weight.shape[2])
     rows, clients = segments.lengths
     parts = zip(
@@ -386,3 +393,21 @@ class _GroupedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = segments.gradient(x, grad)
         return grad_x, grad_weight, None
+
+
+class _Cross(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        ctx.save_for_backward(a, b)
+        return segments.gradient(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        to_a = to_b = None
+        if ctx.needs_input_grad[0]:
+            to_a = _product(b.contiguous(), grad.mT, ctx.segments)
+        if ctx.needs_input_grad[1]:
+            to_b = _product(a.contiguous(), grad, ctx.segments)
+        return to_a, to_b, None
