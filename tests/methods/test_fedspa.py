@@ -34,6 +34,7 @@ from polyphily.errors import UserError
 from polyphily.graphs.graph import Graph
 from polyphily.heterogeneity.spectral import high_frequency_area
 from polyphily.methods.fedspa import FedSPA
+from polyphily.methods.fedspa import edges as edges_of_kinds
 from polyphily.methods.fedspa.edges import edge_kinds, mark
 from polyphily.methods.fedspa.network import (
     ACMDecoupledConv,
@@ -141,6 +142,25 @@ def test_edges_have_the_kind_of_their_train_labels() -> None:
         assert list(zip(turned.row.tolist(), turned.col.tolist(), strict=True)) == sorted(reverse)
         ends = torch.stack([matrix.row, matrix.col_long])
         assert torch.equal(ends[:, matrix.permutation], ends.flip(0))
+
+
+@pytest.mark.parametrize("cached", [1, 20, 1 << 17])
+def test_sums_of_inputs_in_pieces_are_sums_of_messages(
+    cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edges_of_kinds, "CACHED", cached)  # a node, a few nodes, or all of them
+    cohort = random_cohort((7, 12, 5))
+    kinds, x = edge_kinds(cohort, cohort.labels), torch.randn(24, 3).double()
+    hom, het = (torch.randn(3, 3, 4).double().requires_grad_() for _ in range(2))
+    alpha = torch.rand(24, 1).double().requires_grad_()
+    ours = kinds.sum_inputs(x, cohort.edges @ x, alpha, hom, het, cohort.segments)
+    messages = (cohort.segments.matmul(x, weight) for weight in (hom, het))
+    expected = kinds.sum(*messages, alpha)
+    torch.testing.assert_close(ours, expected)
+    leaves, above = (alpha, hom, het), torch.randn(24, 4).double()
+    wanted = torch.autograd.grad(expected, leaves, above)
+    for left, right in zip(torch.autograd.grad(ours, leaves, above), wanted, strict=True):
+        torch.testing.assert_close(left, right)
 
 
 def typed_sum(

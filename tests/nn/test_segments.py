@@ -223,3 +223,40 @@ def test_sums_and_means_are_zero_where_no_client_has_a_row(tail: tuple[int, ...]
     segments, x = segments_of([0, 0]), torch.zeros(0, *tail)
     assert torch.equal(segments.sum(x), torch.zeros(2, *tail))
     assert torch.equal(segments.mean(x), torch.zeros(2, *tail))
+
+
+@MANY
+@given(sizes=any_sizes, size=st.integers(1, 12))
+def test_pieces_cover_all_rows_in_order(sizes: list[int], size: int) -> None:
+    segments = segments_of(sizes)
+    pieces = segments.pieces(size)
+    owners = [piece.segments.owner + piece.clients.start for piece in pieces]
+    assert torch.cat([*owners, torch.zeros(0).long()]).tolist() == segments.owner.tolist()
+    stop = 0
+    for rows, clients, own in pieces:
+        assert (rows.start, rows.stop) == (stop, stop + own.rows)
+        assert len(own) == clients.stop - clients.start
+        assert own.rows <= size
+        stop = rows.stop
+
+
+def test_only_large_clients_are_cut_and_into_equal_parts() -> None:
+    pieces = segments_of([3, 4, 21, 2]).pieces(10)
+    assert [own.sizes for _, _, own in pieces] == [(3, 4), (7,), (7,), (7,), (2,)]
+
+
+@MANY
+@given(sizes=any_sizes, width=st.integers(1, 3), seed=seeds)
+def test_cross_products_and_their_gradients(sizes: list[int], width: int, seed: int) -> None:
+    a, b = (numbers(seed + n, sum(sizes), n).requires_grad_() for n in (width, 2))
+    found = segments_of(sizes).cross(a, b)
+    parts = zip(a.split(sizes), b.split(sizes), strict=True)
+    wanted = torch.stack([one.T @ two for one, two in parts])
+    assert_close(found, wanted)
+    above = numbers(seed, *wanted.shape)
+    for one, two in zip(
+        torch.autograd.grad(found, (a, b), above),
+        torch.autograd.grad(wanted, (a, b), above),
+        strict=True,
+    ):
+        assert_close(one, two)

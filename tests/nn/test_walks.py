@@ -34,10 +34,12 @@ def test_a_ring_of_fifty() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 6, 7])
 @pytest.mark.parametrize("held", [1, 70, 1 << 22])
+@pytest.mark.parametrize("thin", [0, 0.2, 1])
 def test_blocks_of_any_size_agree_with_dense_powers(
-    steps: int, held: int, monkeypatch: pytest.MonkeyPatch
+    steps: int, held: int, thin: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walks, "HELD", held)
+    monkeypatch.setattr(walks, "CACHED", held)
+    monkeypatch.setattr(walks, "THIN", thin)
     graph = random_graph(20, density=0.1, seed=3)  # some nodes have no neighbours
     adjacency = dense_adjacency(graph)
     move = adjacency / adjacency.sum(dim=0).clamp(min=1)

@@ -14,6 +14,8 @@ from polyphily.nn.segments import Segments
 CACHED = 1 << 17  # numbers of a message in a block, few enough for the cache
 LARGE = 1024  # mean number of nodes of a client from which blocks pay
 
+_pass_positive = torch.ops.aten.threshold_backward.grad_input  # of a ReLU, in one pass
+
 
 def pays(x: Tensor, segments: Segments) -> bool:
     """Return whether to mix in blocks: on a CPU, for clients with many nodes."""
@@ -111,22 +113,24 @@ class _Mixed(torch.autograd.Function):
             if needed[4]:
                 for n, channel in enumerate(channels):
                     to_attend[client, :, n] += torch.mv(channel.T, to_scores[n])
-            vectors = attend[client].unbind(1)
+            vectors = attend[client].T.contiguous()
             below, beside = to_pair[rows], to_near[rows]
             places = (beside[:, :width], beside[:, width:], to_own[rows])
+            if scale is not None:  # of L; H has two
+                weights[0].mul_(scale[:, 0])
+                to_scores[0].mul_(scale[:, 0])
             for n, (channel, place) in enumerate(zip(channels, places, strict=True)):
                 if n < 2 or needed[0]:  # the gradient of each channel before its ReLU
                     torch.mul(above, weights[n].unsqueeze(1), out=place)
-                    place.addcmul_(to_scores[n].unsqueeze(1), vectors[n]).mul_(channel > 0)
+                    place.addcmul_(to_scores[n].unsqueeze(1), vectors[n])
+                    _pass_positive(place, channel, 0, grad_input=place)
             low, high, _ = places
             if scale is None:
                 below[:, :width], below[:, width:] = 0, high
                 high.neg_()
                 continue
-            by, times = scale.chunk(2, dim=1)
-            low.mul_(by)
             if needed[1]:
                 below[:, :width] = low
-                torch.mul(high, times, out=below[:, width:])
-            high.mul_(-by)
+                torch.mul(high, scale[:, 1:], out=below[:, width:])
+            high.mul_(-scale[:, :1])
         return to_own, to_pair, to_near, None, to_attend, to_mix, None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyphily.nn import kernels
+from polyphily.nn import dense, kernels
 from polyphily.nn.sparse import SparseMatrix, flat, full, is_shared
 
 NARROW, TALL = 16, 1024  # columns and rows of a product with (gradᵀ x)ᵀ on a CPU
@@ -28,6 +28,14 @@ class Run(NamedTuple):
     def view(self, x: Tensor) -> Tensor:
         """Return the rows of these clients as `[clients, size, width]`."""
         return x[self.rows].view(self.clients.stop - self.clients.start, -1, x.shape[1])
+
+
+class Piece(NamedTuple):
+    """Rows of consecutive clients, or a part of one client's; `segments` divides them."""
+
+    rows: slice
+    clients: slice
+    segments: Segments
 
 
 class Bucket(NamedTuple):
@@ -128,6 +136,39 @@ class Segments:
     def _tiled(self) -> dict[int, Segments]:
         return {}
 
+    def pieces(self, size: int) -> tuple[Piece, ...]:
+        """Cut the rows into pieces of at most `size`, to work on them while they are in the cache.
+
+        A client with more rows is cut into equal parts, others stay whole.
+        """
+        if size not in self._pieces:
+            self._pieces[size] = tuple(self._cut(size))
+        return self._pieces[size]
+
+    def _cut(self, size: int) -> Iterator[Piece]:
+        first = 0
+        for client, rows in enumerate(self.sizes):
+            start, stop = self.pointers[first], self.pointers[client]
+            if client > first and stop + rows - start > size:
+                yield self._piece(slice(start, stop), slice(first, client))
+                first, start = client, stop
+            if rows > size:
+                ends = [stop + rows * n // -(-rows // size) for n in range(-(-rows // size) + 1)]
+                for part in pairwise(ends):
+                    yield self._piece(slice(*part), slice(client, client + 1))
+                first = client + 1
+        if first < len(self):
+            yield self._piece(slice(self.pointers[first], self.rows), slice(first, len(self)))
+
+    def _piece(self, rows: slice, clients: slice) -> Piece:
+        part = clients.stop - clients.start == 1
+        sizes = (rows.stop - rows.start,) if part else self.sizes[clients]
+        return Piece(rows, clients, Segments(sizes, self.device))
+
+    @cached_property
+    def _pieces(self) -> dict[int, tuple[Piece, ...]]:
+        return {}
+
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of the rows of each client, `[rows, …] -> [clients, …]`."""
         wide = flat(full(x))
@@ -178,6 +219,11 @@ class Segments:
         if len(self.runs) > 1 and x.is_cuda:
             return _padded_gradient(x, grad, self)
         return _gradient(x, grad, self)
+
+    def cross(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a^T b over the rows of each client, `[clients, i, o]`."""
+        product: Tensor = _Cross.apply(full(a), full(b), self)  # type: ignore[no-untyped-call]
+        return product
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
@@ -284,6 +330,8 @@ def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
         return kernels.grouped_product(x, weight, segments)
     if len(segments.runs) > 1 and x.is_cuda:
         return _padded_product(x, weight, segments)
+    if len(segments) == 1 and dense.pays(x.unsqueeze(0), *weight.shape[1:]):
+        return dense.product(x, weight[0])
     out = x.new_empty(segments.rows, weight.shape[2])
     rows, clients = segments.lengths
     parts = zip(
@@ -293,12 +341,14 @@ def _product(x: Tensor, weight: Tensor, segments: Segments) -> Tensor:
         strict=True,
     )
     for own, matrices, found in parts:
-        if len(matrices) == 1:
-            torch.mm(own, matrices[0], out=found)
-            continue
         inputs = own.view(len(matrices), -1, x.shape[1])
         outputs = found.view(len(matrices), -1, out.shape[1])
-        if out.shape[1] == 1 and inputs.shape[1] >= TALL:  # many rows times a vector: faster alone
+        if dense.pays(inputs, x.shape[1], out.shape[1]):
+            for mine, matrix, place in zip(inputs, matrices, outputs, strict=True):
+                place.copy_(dense.product(mine, matrix))
+        elif len(matrices) == 1:
+            torch.mm(own, matrices[0], out=found)
+        elif out.shape[1] == 1 and inputs.shape[1] >= TALL:  # a vector for each: faster alone
             for mine, matrix, place in zip(inputs, matrices, outputs, strict=True):
                 torch.mm(mine, matrix, out=place)
         else:
@@ -315,9 +365,13 @@ def _gradient(x: Tensor, grad: Tensor, segments: Segments) -> Tensor:
     out = x.new_empty(len(segments), x.shape[1], grad.shape[1])
     for run in segments.runs:
         inputs, outputs = run.view(x), run.view(grad)
-        if grad.shape[1] <= NARROW and inputs.shape[1] >= TALL:
-            for own, above, found in zip(inputs, outputs, out[run.clients], strict=True):
+        each = zip(inputs, outputs, out[run.clients], strict=True)
+        if inputs.shape[1] >= TALL and grad.shape[1] <= NARROW:
+            for own, above, found in each:
                 found.copy_(torch.mm(above.T, own).T)
+        elif dense.pays(inputs, x.shape[1], grad.shape[1]):
+            for own, above, found in each:
+                found.copy_(dense.gradient(own, above))
         else:
             torch.bmm(inputs.mT, outputs, out=out[run.clients])
     return out
@@ -341,3 +395,21 @@ class _GroupedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = segments.gradient(x, grad)
         return grad_x, grad_weight, None
+
+
+class _Cross(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, segments: Segments) -> Tensor:
+        ctx.segments = segments
+        ctx.save_for_backward(a, b)
+        return segments.gradient(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        to_a = to_b = None
+        if ctx.needs_input_grad[0]:
+            to_a = _product(b.contiguous(), grad.mT, ctx.segments)
+        if ctx.needs_input_grad[1]:
+            to_b = _product(a.contiguous(), grad, ctx.segments)
+        return to_a, to_b, None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from polyphily.nn.segments import Segments
-
-BLOCK = 256  # columns of an outer product per node that are in memory at a time
 
 
 def hsic(one: Tensor, two: Tensor, segments: Segments, scale: str) -> Tensor:
@@ -33,9 +30,7 @@ def hsic(one: Tensor, two: Tensor, segments: Segments, scale: str) -> Tensor:
 
 def cross_square(a: Tensor, b: Tensor, segments: Segments) -> Tensor:
     """Compute ||a^T b||_F^2 of each client's rows in O(n C^2) time, without an n × n matrix."""
-    parts = torch.split(a, max(1, BLOCK // b.shape[1]), dim=1)
-    products = [segments.sum(part.unsqueeze(2) * b.unsqueeze(1)) for part in parts]
-    return torch.cat(products, dim=1).square().sum(dim=(1, 2))
+    return segments.cross(a, b).square().sum(dim=(1, 2))
 
 
 def negative_entropy(logits: Tensor, segments: Segments, form: str) -> Tensor:

@@ -106,7 +106,7 @@ class MLPEvaluator(EdgeEvaluator):
     def scores(self, graph: StackedGraph, edges: Segments, draws: Draws | None) -> Tensor:
         one, two = self.first(self.weight, graph).chunk(2, dim=1)
         one = one + graph.segments.expand(self.hidden_bias)
-        return rectified_scores(one, two, self.last, graph, edges)
+        return rectified_scores(one, two, self.last, graph, edges, symmetric=self.symmetric)
 
 
 class GCNEvaluator(EdgeEvaluator):

@@ -18,7 +18,13 @@ CACHED = 1 << 17  # numbers of a block on a CPU, few enough for its cache
 
 
 def rectified_scores(
-    one: Tensor, two: Tensor, last: Tensor, graph: StackedGraph, edges: Segments
+    one: Tensor,
+    two: Tensor,
+    last: Tensor,
+    graph: StackedGraph,
+    edges: Segments,
+    *,
+    symmetric: bool = False,
 ) -> Tensor:
     """Return a · relu(one_i + two_j) for every edge (i, j), `[nnz]`.
 
@@ -28,6 +34,7 @@ def rectified_scores(
         last: a of every client, `[K, width, 1]`.
         graph: the graph.
         edges: the edges of each client.
+        symmetric: whether the gradients of (i, j) and (j, i) are known to be equal.
     """
     one, two, last = full(one), full(two), full(last)
     if not one.is_cpu:
@@ -35,7 +42,8 @@ def rectified_scores(
         return edges.matmul(hidden, last).view(-1)
     size = max(1, CACHED // one.shape[1])
     blocks = graph.cached(("fedath/blocks of edges", size), lambda whole: cut(whole, size))
-    scores: Tensor = _RectifiedScores.apply(one, two, last, graph.edges, blocks, graph.segments)  # type: ignore[no-untyped-call]
+    known = (graph.edges, blocks, graph.segments, symmetric)
+    scores: Tensor = _RectifiedScores.apply(one, two, last, *known)  # type: ignore[no-untyped-call]
     return scores
 
 
@@ -98,8 +106,10 @@ class _RectifiedScores(torch.autograd.Function):
         matrix: SparseMatrix,
         blocks: list[Block],
         segments: Segments,
+        symmetric: bool,
     ) -> Tensor:
         ctx.matrix, ctx.blocks, ctx.segments = matrix, blocks, segments
+        ctx.symmetric = symmetric
         ctx.save_for_backward(one, two, last)
         out = one.new_empty(matrix.nnz)
         row, near = one.detach(), two.detach().contiguous()
@@ -113,12 +123,17 @@ class _RectifiedScores(torch.autograd.Function):
         one, two, last = ctx.saved_tensors
         matrix: SparseMatrix = ctx.matrix
         segments: Segments = ctx.segments
-        by_row = _sums(one, two, grad.contiguous(), matrix, ctx.blocks)
-        turned = grad.index_select(0, matrix.permutation)
-        by_col = _sums(two, one, turned, matrix, ctx.blocks)
+        grad = grad.contiguous()
+        if ctx.symmetric:  # g_ij = g_ji: both sums in one pass
+            pair, turned = torch.cat([one, two], dim=1), torch.cat([two, one], dim=1)
+            by_row, by_col = _sums(pair, turned, grad, matrix, ctx.blocks).chunk(2, dim=1)
+        else:
+            by_row = _sums(one, two, grad, matrix, ctx.blocks)
+            turned = grad.index_select(0, matrix.permutation)
+            by_col = _sums(two, one, turned, matrix, ctx.blocks)
         to_last = segments.sum(one * by_row + two * by_col).unsqueeze(2)
         vector = segments.expand(last.squeeze(2))
-        return by_row.mul_(vector), by_col.mul_(vector), to_last, None, None, None
+        return by_row.mul_(vector), by_col.mul_(vector), to_last, None, None, None, None
 
 
 def _at_edges(one: Tensor, two: Tensor, matrix: SparseMatrix, block: Block) -> Tensor:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from polyphily.nn import kernels
-from polyphily.nn.segments import Segments
+from polyphily.nn.segments import Piece, Segments
 from polyphily.nn.sparse import SparseMatrix
 from polyphily.nn.stacked import StackedGraph
 
 HET, HOM, UNKNOWN = 0, 1, 2
+CACHED = 1 << 17  # numbers of a block of inputs, few enough for the cache
 
 
 class KindSums:
@@ -67,16 +68,16 @@ class KindSums:
             het: theta_het of every client.
             segments: the nodes of each client.
         """
-        near = self.hom @ x, self.het @ x
-        unknown = (everything - near[0]).sub_(near[1])
-        summed: Tensor = _SumOfInputs.apply(*near, unknown, alpha, hom, het, segments)  # type: ignore[no-untyped-call]
+        near = self.hom @ x, self.het @ x, everything
+        summed: Tensor = _SumOfInputs.apply(*near, alpha, hom, het, segments)  # type: ignore[no-untyped-call]
         return summed
 
 
 class _SumOfInputs(torch.autograd.Function):
     """(s_hom + alpha s_unk) theta_hom + (s_het + (1 - alpha) s_unk) theta_het, s constant.
 
-    The gradient of alpha is g · s_unk (theta_hom - theta_het), for gradients g of the result.
+    The gradient of alpha is g · s_unk (theta_hom - theta_het), for gradients g of the result. The
+    inputs of the product are computed piece by piece, and once more in the backward pass.
     """
 
     @staticmethod
@@ -84,30 +85,52 @@ class _SumOfInputs(torch.autograd.Function):
         ctx: Any,
         near_hom: Tensor,
         near_het: Tensor,
-        unknown: Tensor,
+        near: Tensor,
         alpha: Tensor,
         hom: Tensor,
         het: Tensor,
         segments: Segments,
     ) -> Tensor:
-        width = unknown.shape[1]
-        inputs = unknown.new_empty(len(unknown), 2 * width)
-        torch.addcmul(near_hom, alpha, unknown, out=inputs[:, :width])
-        torch.addcmul(near_het, 1 - alpha, unknown, out=inputs[:, width:])
         ctx.segments = segments
-        ctx.save_for_backward(inputs, unknown, hom, het)
-        return segments.matmul(inputs, torch.cat([hom, het], dim=1))
+        ctx.save_for_backward(near_hom, near_het, near, alpha, hom, het)
+        weight = torch.cat([hom, het], dim=1)
+        out = near.new_empty(len(near), hom.shape[2])
+        for rows, clients, own in _pieces(segments, near):
+            inputs, _ = _inputs(near_hom[rows], near_het[rows], near[rows], alpha[rows])
+            out[rows] = own.matmul(inputs, weight[clients])
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, unknown, hom, het = ctx.saved_tensors
-        segments: Segments = ctx.segments
-        to_alpha = None
-        if ctx.needs_input_grad[3]:
-            back = segments.matmul(grad, (hom - het).mT)
-            to_alpha = back.mul_(unknown).sum(dim=1, keepdim=True)
-        to_hom, to_het = segments.gradient(inputs, grad).chunk(2, dim=1)
+        near_hom, near_het, near, alpha, hom, het = ctx.saved_tensors
+        grad = grad.contiguous()
+        to_alpha = torch.empty_like(alpha) if ctx.needs_input_grad[3] else None
+        apart = (hom - het).mT
+        to_weights = torch.zeros_like(torch.cat([hom, het], dim=1))
+        for rows, clients, own in _pieces(ctx.segments, near):
+            inputs, unknown = _inputs(near_hom[rows], near_het[rows], near[rows], alpha[rows])
+            to_weights[clients] += own.gradient(inputs, grad[rows])
+            if to_alpha is not None:
+                back = own.matmul(grad[rows], apart[clients])
+                torch.sum(back.mul_(unknown), dim=1, keepdim=True, out=to_alpha[rows])
+        to_hom, to_het = to_weights.chunk(2, dim=1)
         return None, None, None, to_alpha, to_hom, to_het, None
+
+
+def _pieces(segments: Segments, x: Tensor) -> tuple[Piece, ...]:
+    return segments.pieces(max(1, CACHED // max(x.shape[1], 1)))
+
+
+def _inputs(
+    near_hom: Tensor, near_het: Tensor, near: Tensor, alpha: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return [s_hom + alpha s_unk, s_het + (1 - alpha) s_unk] and s_unk at some nodes."""
+    width = near.shape[1]
+    unknown = (near - near_hom).sub_(near_het)
+    inputs = unknown.new_empty(len(unknown), 2 * width)
+    torch.addcmul(near_hom, alpha, unknown, out=inputs[:, :width])
+    torch.sub(near, inputs[:, :width], out=inputs[:, width:])  # both sum to that of all edges
+    return inputs, unknown
 
 
 @dataclass(frozen=True)
