@@ -228,6 +228,12 @@ def _suite(
         if part not in PARTS:
             raise UserError(f"--suite {part}: the parts are {', '.join(PARTS)}, all")
     console = Console(stderr=True, highlight=False)
+
+    def keep(part: str) -> None:
+        records.setdefault("origin", {})[part] = {**origin(), "quick": quick}
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(records, indent=1) + "\n")
+
     for part in parts:
         console.print(f"[dim]{part}[/dim]")
         known = None if part == "speed" else records.get("machine")  # which has the least times
@@ -236,9 +242,11 @@ def _suite(
             size = suite.QUICK_LARGE if quick else {}
             known_rows = {} if methods is None else _by_method(records.get(part, []))
             for name in methods or (suite.WHOLE if quick else suite.large_methods()):
+                console.print(f"[dim]  {name}[/dim]")
                 row = suite.large(device, name, **size)
                 known_rows[name] = {**row, "commit": origin()["commit"]}
-            records[part] = list(known_rows.values())
+                records[part] = list(known_rows.values())
+                keep(part)  # each takes a minute or more
         else:
             given: dict[str, Any] = {"rounds": suite.QUICK[part]} if quick else {}
             given |= {"get": _loader(partitions)} if part in ON_DATASETS else {}
@@ -246,9 +254,7 @@ def _suite(
             measure: Any = suite.many_clients if part == "clients" else getattr(suite, part)
             found = measure(device, **given)
             records[part] = list(found) if part in TABLES else found
-        records.setdefault("origin", {})[part] = {**origin(), "quick": quick}
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(records, indent=1) + "\n")
+            keep(part)
     if records.get("clients"):
         from polyphily.bench.many import plot
 
