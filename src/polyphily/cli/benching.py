@@ -303,7 +303,9 @@ on the machine slows all of them.
   operations of a round, and *reached* is the share of it. Accuracies after the timed rounds are
   in the order stacked, sequential, torch_geometric.
 - **What a run adds** (`--suite runs`). A round of `polyphily run` also scores both views and
-  writes the record, the best models and checkpoints. *At most* is the ratio that we aim at.
+  writes the record, the best models and checkpoints. The row *not scored* has everything but the
+  scores: a forward pass for each of the two views takes the rest (`--evaluate-every 5` scores in
+  every fifth round only). *At most* is the ratio that we aim at.
 - **All methods** (`--suite costs`). Every method trains with its defaults and on its own default
   backbone, on Cora divided among 10 clients (louvain-capped). Compare the ratios, not the
   milliseconds, because other load on the machine makes both slower. *FedAvg rounds* is the ratio
