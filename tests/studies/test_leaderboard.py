@@ -146,6 +146,32 @@ def test_costs_are_those_of_the_defaults(results: tuple[Leaderboard, Path]) -> N
     assert alone == found["fedspa"]
 
 
+def test_rows_of_another_device_are_named_and_their_times_not_compared(
+    results: tuple[Leaderboard, Path], tmp_path: Path
+) -> None:
+    board, folder = results
+    rows = board.entrants(["local", "fedavg"])
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    whole = Standings(board, rows, tmp_path)
+    assert set(whole.devices) == {"cpu"}
+    assert "trained on" not in whole.markdown()
+    for cell in board.cells:
+        file = file_of(tmp_path, cell)
+        data = json.loads(file.read_text())
+        for label, row in data["rows"].items():
+            assert row["device"] == "cpu"
+            if label != "local":
+                del row["device"]  # as in rows of earlier versions, which were trained on a GPU
+        file.write_text(json.dumps(data))
+    mixed = Standings(board, board.entrants(["local", "fedavg", "fedspa"]), tmp_path)
+    first, second = (cell.title for cell in board.cells)
+    text = f"Rows were trained on a GPU, but on a CPU {first}: local; {second}: local."
+    assert text in mixed.markdown()
+    assert mixed.costs["local"].rounds is None
+    assert mixed.costs["local"].megabytes == whole.costs["local"].megabytes
+    assert mixed.costs["fedspa"].rounds is not None
+
+
 def test_pages(results: tuple[Leaderboard, Path]) -> None:
     board, folder = results
     board = replace(board, findings=("It says <this>.",))

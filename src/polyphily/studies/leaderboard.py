@@ -167,10 +167,16 @@ def run_rows(
         seconds, path = round(ended.seconds, 1), file_of(folder, cell)
         rows = _read(path)  # another process may have written meanwhile
         wanted = request(board, cell, entrant)
-        rows[entrant.label] = {"request": wanted, "seconds": seconds, **ended.result}
+        about = {"request": wanted, "seconds": seconds, "device": kind_of(device)}
+        rows[entrant.label] = {**about, **ended.result}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, to_json({"cell": asdict(cell), "rows": dict(sorted(rows.items()))}))
         report(f"{ended.job.name}: {seconds} s")
+
+
+def kind_of(device: str) -> str:
+    """Return the kind of a device: "cpu" or "cuda"."""
+    return device.split(":")[0]
 
 
 def is_complete(row: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
@@ -431,6 +437,26 @@ def alike(board: Leaderboard, entrants: Sequence[Entrant], folder: Path) -> list
     return found
 
 
+def device_of(row: Mapping[str, Any]) -> str:
+    """Return the kind of device that a stored row was trained on."""
+    kind: str = row.get("device", "cuda")  # the first rows do not say so: they are from a GPU
+    return kind
+
+
+def devices(
+    board: Leaderboard, entrants: Sequence[Entrant], folder: Path
+) -> dict[str, list[tuple[str, str]]]:
+    """Return the label and the title of the cell of every complete row, by kind of device."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for cell in board.cells:
+        rows = _read(file_of(folder, cell))
+        for entrant in entrants:
+            row = rows.get(entrant.label)
+            if row is not None and is_complete(row, request(board, cell, entrant)):
+                found.setdefault(device_of(row), []).append((entrant.label, cell.title))
+    return found
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a row takes, over the cells that it has.
@@ -445,19 +471,20 @@ class Cost:
 
 
 def costs(board: Leaderboard, entrants: Sequence[Entrant], folder: Path) -> dict[str, Cost]:
-    """Return the costs by label of the row."""
+    """Return the costs by label of the row. Times are compared on the same kind of device only."""
     seconds: dict[str, list[float]] = {}
     sent: dict[str, list[float]] = {}
     for cell in board.cells:
         rows = _read(file_of(folder, cell))
-        base = rows.get("fedavg", {}).get("cost")
+        base = rows.get("fedavg", {})
         for entrant in entrants:
-            found = rows.get(entrant.label, {}).get("cost")
+            row = rows.get(entrant.label, {})
+            found = row.get("cost")
             if found is None:
                 continue
             sent.setdefault(entrant.label, []).append(found["megabytes"])
-            if base is not None:
-                ratio = found["seconds"] / base["seconds"]
+            if base.get("cost") is not None and device_of(row) == device_of(base):
+                ratio = found["seconds"] / base["cost"]["seconds"]
                 seconds.setdefault(entrant.label, []).append(ratio)
     return {
         label: Cost(

@@ -19,6 +19,7 @@ from polyphily.studies.leaderboard import (
     Score,
     alike,
     costs,
+    devices,
     standings,
 )
 
@@ -49,6 +50,7 @@ class Standings:
         self.scores = standings(board, entrants, folder)
         self.costs = costs(board, entrants, folder)
         self.alike = alike(board, entrants, folder)
+        self.devices = devices(board, entrants, folder)
         self.views = {entrant.label: METHODS.find(entrant.method)().view for entrant in entrants}
         self.views[FEDAVG + TRAINED] = "trained"
         self.ranked = [t for t in self.titles if self._missing(t) <= GAPS * len(self.scores)]
@@ -189,6 +191,8 @@ class Standings:
             "is scored in its own view: with the model that the server sends, or with the "
             "clients' models after training.",
         ]
+        if len(self.devices) > 1:
+            lines.append(self._mixed())
         if self.alike:
             pairs = [
                 f"{' and '.join(pair.rows)} ({pair.same} of {pair.compared} trainings)"
@@ -199,6 +203,22 @@ class Standings:
                 f"{'; '.join(pairs)}."
             )
         return lines
+
+    def _mixed(self) -> str:
+        """Say which rows were trained on the device that fewer were trained on."""
+        (most, _), *others = sorted(self.devices.items(), key=lambda item: -len(item[1]))
+        names = {"cpu": "a CPU", "cuda": "a GPU"}
+        told = []
+        for kind, rows in others:
+            by_cell: dict[str, list[str]] = {}
+            for label, title in rows:
+                by_cell.setdefault(title, []).append(label)
+            each = "; ".join(f"{title}: {', '.join(by_cell[title])}" for title in by_cell)
+            told.append(f"on {names.get(kind, kind)} {each}")
+        return (
+            f"Rows were trained on {names.get(most, most)}, but {' and '.join(told)}. Random draws "
+            "differ between the two, and times are compared on the same device only."
+        )
 
     def _marks(self) -> str:
         """Return what the marks and ranks in the table of scores mean."""
