@@ -22,7 +22,9 @@ from polyphily.core.messages import (
     Uploads,
     count,
     model_part,
+    rows_of,
     statistic,
+    with_rows,
 )
 from polyphily.core.method import parameter, register
 from polyphily.core.search import Range
@@ -239,10 +241,8 @@ class FedGNN(FedAvg):
         after = super().aggregate(state, uploads, rng)
         if not self.expand:
             return after
-        rows = list(uploads.clients)
         for name in (KEYS, MEANS, COPIES):  # absent clients keep what they sent last
-            after[name] = state[name].clone()
-            after[name][rows] = uploads[name]
+            after[name] = with_rows(state[name], uploads.clients, uploads[name])
         matched, matches = match(after[KEYS], after[MEANS], after[COPIES])
         return {**after, MATCHED: matched, MATCHES: matches.clamp(max=self.most)}
 
@@ -250,7 +250,7 @@ class FedGNN(FedAvg):
         sent = super().download(state, clients)
         if not self.expand:
             return sent
-        return {**sent, **{name: state[name][list(clients)] for name in (MATCHED, MATCHES)}}
+        return {**sent, **{name: rows_of(state[name], clients) for name in (MATCHED, MATCHES)}}
 
     def remarks(self, state: State) -> Sequence[str]:
         found = []

@@ -20,13 +20,13 @@ def greedy_match(centroids: Tensor, reference: Tensor) -> Tensor:
     clients, types, _ = centroids.shape
     cosine = F.normalize(reference, dim=1) @ F.normalize(centroids, dim=2).transpose(1, 2)
     found = torch.zeros(clients, types, dtype=torch.int64, device=centroids.device)
-    rows = torch.arange(clients, device=centroids.device)
+    numbers = torch.arange(types, device=centroids.device)
     for _ in range(types):
-        best = cosine.flatten(1).argmax(dim=1)
+        best = cosine.flatten(1).argmax(dim=1, keepdim=True)
         server, client = best // types, best % types
-        found[rows, server] = client
-        cosine[rows, server] = -torch.inf
-        cosine[rows, :, client] = -torch.inf
+        found.scatter_(1, server, client)
+        taken = (numbers == server).unsqueeze(2) | (numbers == client).unsqueeze(1)
+        cosine = cosine.masked_fill(taken, -torch.inf)
     return found
 
 

@@ -20,6 +20,7 @@ from polyphily.core.messages import (
     as_model,
     model,
     model_part,
+    rows_of,
 )
 from polyphily.core.method import parameter, register
 from polyphily.core.search import Range
@@ -225,8 +226,7 @@ class GCFL(FedAvg):
         return found
 
     def download(self, state: State, clients: Sequence[int]) -> Message:
-        everybody = list(clients) == list(range(len(state[CLUSTER])))
-        own = state[CLUSTER] if everybody else state[CLUSTER][list(clients)]
+        own = rows_of(state[CLUSTER], clients)
         return as_model({name: value[own] for name, value in model_part(state).items()})
 
     def collaboration(self, state: State) -> Tensor:
