@@ -53,6 +53,7 @@ class Recorded(Direct):
             return super().train(active, asked)
         if self._moves != simulation.moves:  # tensors are elsewhere: the recordings are void
             self._recordings.clear()
+            self._seen.clear()
             self._moves = simulation.moves
         phase = simulation.method.phase(simulation.round)
         if phase not in self._recordings:

@@ -21,7 +21,10 @@ from torch import Tensor
 T = TypeVar("T")
 Make = Callable[[int], npt.NDArray[Any]]
 HostWork = Callable[..., Tensor]
-CAPTURING = "operation not permitted when stream is capturing"  # CUDA's words for a look at values
+OBSTACLES = {  # words of errors while recording, and what they mean
+    "operation not permitted when stream is capturing": "the host looks at numbers on the device",
+    "Cannot copy between CPU and CUDA tensors": "the host hands over numbers in the middle",
+}
 
 
 class CannotReplayError(RuntimeError):
@@ -225,8 +228,8 @@ class Replay(Generic[T]):
         except RuntimeError as error:
             torch.cuda.synchronize(self.device)
             first = str(error.__context__ or error)  # ending the capture fails a second time
-            looked = "the host looks at numbers on the device"
-            self.obstacle = looked if CAPTURING in first else first.splitlines()[0]
+            meant = (text for words, text in OBSTACLES.items() if words in first)
+            self.obstacle = next(meant, first.splitlines()[0])
         return self._recorded
 
     def _warm_up(self, given: Given) -> None:
