@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import polyphily
 from commands import Cli, caller
@@ -126,6 +127,18 @@ def test_a_disk_that_takes_nothing_is_told(
     answer = cli("run", "fedavg", *QUICK, "--no-report", "--out", "run")
     assert answer.status == 1
     assert f"error: {os.strerror(number)}: here/state.safetensors. " in answer.err
+    assert "failure of the program" not in answer.err
+
+
+def test_a_machine_without_memory_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def training(*_: object, **__: object) -> None:
+        torch.empty(1 << 48)
+
+    monkeypatch.setattr("polyphily.runs.run.Execution.advance", training)
+    answer = cli("run", "fedavg", *QUICK, "--no-report")
+    assert answer.status == 1
+    assert "error: this machine has no memory left for another 1125899.9 GB" in answer.err
+    assert "--memory 20GB" in answer.err
     assert "failure of the program" not in answer.err
 
 

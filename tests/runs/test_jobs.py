@@ -115,5 +115,8 @@ def test_lack_of_memory_is_known_in_all_its_forms() -> None:
     assert is_out_of_memory(OutOfMemory())
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    with pytest.raises(RuntimeError) as lacking:
+        torch.empty(1 << 50)
+    assert is_out_of_memory(lacking.value)
     assert not is_out_of_memory(RuntimeError("shapes differ"))
     assert not is_out_of_memory(ValueError("out of memory"))

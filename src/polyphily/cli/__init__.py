@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -128,14 +129,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("POLYPHILY_DEBUG"):
             raise
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            _print_error(
-                f"the GPU has no memory left. {str(error).partition('. ')[0]}.\n"
-                "Set a limit such as --memory 20GB: clients that do not fit into it train in turn. "
-                "Fewer seeds or --device cpu also need less."
-            )
-            sys.exit(1)
-        if said := _disk_trouble(error):
+        if said := _memory_trouble(error) or _disk_trouble(error):
             _print_error(said)
             sys.exit(1)
         _print_error(
@@ -151,6 +145,23 @@ def _replace_unprintable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
             stream.reconfigure(errors="replace")
+
+
+def _memory_trouble(error: Exception) -> str:
+    """Return what lacks memory and what to do; empty for other errors.
+
+    Errors are known by their names and words, because torch is not imported here.
+    """
+    advice = "Set a limit such as --memory 20GB: clients that do not fit into it train in turn. "
+    if type(error).__name__ == "OutOfMemoryError":
+        first = str(error).partition(". ")[0]
+        advice += "Fewer seeds or --device cpu also need less."
+        return f"the GPU has no memory left. {first}.\n{advice}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+        size = f" for another {int(asked[1]) / 1e9:.1f} GB" if asked else ""
+        return f"this machine has no memory left{size}.\n{advice}Fewer seeds also need less."
+    return ""
 
 
 def _disk_trouble(error: Exception) -> str:

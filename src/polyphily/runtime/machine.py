@@ -134,13 +134,15 @@ def _seconds_per_byte(numbers: torch.Tensor) -> float:
     return min(found) / (passes * numbers.nbytes)
 
 
+# Words of CUDA, of its libraries, and of torch about a CPU's memory, in errors of other kinds.
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that there is no memory left, on a device or the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
-    # CUDA and its libraries also report it as errors of other kinds.
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "ALLOC_FAILED" in text)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def release_memory() -> None:
