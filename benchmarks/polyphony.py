@@ -98,6 +98,7 @@ FORMS = {
     "also trained together": Row("polyphony", {"together": 1.0}),
     "80 % of labels hidden": Row("polyphony", {"hidden_share": 0.8}),
     "small clients hold nodes out": Row("polyphony", {"mixing": "own", "fewest": 0, "held": 0.2}),
+    "degrees as inputs": Row("polyphony", settings={"degree_inputs": True}),
     "three blocks": Row("polyphony", settings={"layers": 3}),
     "without gpr-gnn": Row("polyphony", {"voices": "acm-gcn,res-acm"}),
 }

@@ -122,7 +122,7 @@ def test_every_number_has_a_bound_and_every_word_a_choice() -> None:
     """A new setting cannot be added unchecked; those listed are checked where they are used."""
     elsewhere = {"epochs", "backbone", "device", "keep_optimizer", "dp", "secure_aggregation"}
     elsewhere |= {"memory", "sample", "positive", "threshold_rule", "loss", "edge_weights"}
-    elsewhere |= {"relations", "robust", "attack", "attackers", "on_disk"}
+    elsewhere |= {"relations", "robust", "attack", "attackers", "on_disk", "degree_inputs"}
     assert set(BOUNDS) | set(CHOICES) | elsewhere == names()
 
 

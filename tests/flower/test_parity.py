@@ -128,6 +128,7 @@ FORMS = {
     "norms at home": Form("fedavg", settings={"backbone": "res-gcn", "norms": "home"}),
     "robust": Form("fedavg", settings={"robust": "median"}),
     "label inputs": Form("fedavg", settings={"label_inputs": 0.5}),
+    "degree inputs": Form("fedavg", settings={"degree_inputs": True}),
     "weights of edges": Form("fedavg", data=attributed),
     "directions of edges": Form(
         "fedavg", settings={"backbone": "gat", "direction": "separate"}, data=attributed

@@ -173,6 +173,10 @@ def test_separate_directions_agree(backbone: str) -> None:
 OPTIONS: dict[str, tuple[str | None, str, dict[str, Any]]] = {
     "weights unused": ("gcn", "fedavg", {"edge_weights": False}),
     "labels as inputs": ("gcn", "fedavg", {"label_inputs": 0.5}),
+    "degrees as inputs": ("sage", "fedavg", {"degree_inputs": True}),
+    "degrees of arcs": ("gcn", "fedavg", {"degree_inputs": True, "direction": "in"}),
+    "degrees and labels": ("gcn", "fedavg", {"degree_inputs": True, "label_inputs": 0.5}),
+    "degrees for voices": (None, "polyphony", {"degree_inputs": True}),
     "float64": ("gcn", "fedavg", {"dtype": "float64"}),
     "one layer": ("gcn", "fedavg", {"layers": 1}),
     "three layers": ("mlp", "fedavg", {"layers": 3}),
@@ -196,7 +200,7 @@ def test_options_agree(case: str) -> None:
     raw = Raw(relations=len(model.settings.relation_names()))
     if case == "float64":
         raw.x = raw.x.astype(np.float64)
-    assert_equal_outputs(model, raw, directed=False)
+    assert_equal_outputs(model, raw, directed=case == "degrees of arcs")
 
 
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12), weighted=st.booleans())

@@ -107,6 +107,7 @@ def test_blocks_are_predicted_as_the_whole(backbone: str) -> None:
         ("res-acm", {"label_inputs": 0.5}, {}),
         ("gcn", {"label_inputs": 0.5, "dtype": "float64"}, {"weighted": True}),
         ("gcn", {"sample": "4,4"}, {}),
+        ("sage", {"degree_inputs": True}, {"weighted": True}),
     ],
 )
 def test_blocks_keep_weights_directions_types_and_labels(

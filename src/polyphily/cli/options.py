@@ -57,6 +57,7 @@ PANELS: dict[str, tuple[str, ...]] = {  # settings by heading of the help; other
         "norms",
         "readout",
         "label_inputs",
+        "degree_inputs",
         "direction",
         "edge_weights",
         "relations",

@@ -43,6 +43,8 @@ class Settings:
             mean of all blocks and their input.
         label_inputs: the share of train labels that each training step hides and predicts from the
             others, which are inputs; 0: labels are not inputs.
+        degree_inputs: whether the number of a node's neighbours is among its features
+            (`polyphily.graphs.degrees`).
         direction: which neighbours a node receives from if edges have a direction: "both", "in"
             (those that point to it), "out" (those that it points to), or "separate" (both, with
             weights for each).
@@ -107,6 +109,7 @@ class Settings:
     norms: str = "shared"
     readout: str = "last"
     label_inputs: float = 0.0
+    degree_inputs: bool = False
     direction: str = BOTH
     edge_weights: bool = True
     relations: str = ""

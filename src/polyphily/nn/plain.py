@@ -531,6 +531,13 @@ def build(spec: Mapping[str, Any]) -> nn.Module:
     return network
 
 
+def _degree_columns(neighbours: Tensor, bins: int) -> Tensor:
+    """Return which power of two the number of neighbours is, and its logarithm."""
+    logs = (1 + neighbours.double()).log2()
+    marks = F.one_hot(logs.long().clamp(max=bins - 1), bins)
+    return torch.cat([marks, logs.unsqueeze(1) / bins], dim=1)
+
+
 # The model ---------------------------------------------------------------------------------------
 
 
@@ -544,6 +551,8 @@ class Model(nn.Module):
         weighted: whether weights of edges are used.
         relations: the number of types of edges that are told apart; 0: they are not.
         label_inputs: whether known labels are among the inputs of the network.
+        degree_inputs: the number of bins in the columns that tell how many neighbours a node has;
+            0 if there are no such inputs.
         scaling: of an array of features: "mean" and "std" of its columns (None: as they are),
             whether the magnitudes of a "row" sum to one, and the number of columns of "padding".
             None if features were encoded from the columns of a table.
@@ -561,6 +570,7 @@ class Model(nn.Module):
         weighted: bool = True,
         relations: int = 0,
         label_inputs: bool = False,
+        degree_inputs: int = 0,
         scaling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -572,6 +582,7 @@ class Model(nn.Module):
             self.register_buffer(name, found, persistent=False)
         self.classes, self.direction, self.weighted = classes, direction, weighted
         self.relations, self.label_inputs = relations, label_inputs
+        self.degree_inputs = degree_inputs
 
     def forward(
         self,
@@ -593,6 +604,9 @@ class Model(nn.Module):
                 not use them.
         """
         graph = self._graph(x, edge_index, edge_weight, edge_type, labels)
+        if self.degree_inputs:
+            columns = _degree_columns(self._degrees(edge_index, len(x)), self.degree_inputs)
+            x = torch.cat([x, columns.to(x.dtype)], dim=1)
         inputs = torch.cat([x, graph.shown], dim=1) if self.label_inputs else x
         out: Tensor = self.network(inputs, graph)
         return out
@@ -604,6 +618,16 @@ class Model(nn.Module):
             isinstance(part, UniFilter) or (isinstance(part, Choir) and bool(part.labelled))
             for part in self.modules()
         )
+
+    def _degrees(self, edge_index: Tensor, nodes: int) -> Tensor:
+        """Return the number of each node's neighbours, whatever the direction of the edges."""
+        if self.direction != "both":  # an edge and its reverse are one neighbour
+            ends = torch.cat([edge_index, edge_index.flip(0)], dim=1)
+            pairs = torch.unique(ends[0] * nodes + ends[1])
+            edge_index = torch.stack([pairs // nodes, pairs % nodes])
+        ones = torch.ones_like(edge_index[0])
+        found: Tensor = scatter(ones, edge_index[0], dim_size=nodes, reduce="sum")
+        return found
 
     def _graph(
         self,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polyphily.core.messages import Message
 from polyphily.core.method import Method
 from polyphily.errors import UserError
+from polyphily.graphs.degrees import BINS
 from polyphily.graphs.encoding import Encoding
 from polyphily.graphs.rules import ArrayRule
 from polyphily.nn import plain
@@ -193,6 +194,7 @@ def _description(saved: SavedModel, network: Spec) -> Spec:
         "weighted": settings.edge_weights,
         "relations": saved.shape.relations if relational else 0,
         "label_inputs": settings.label_inputs > 0,
+        "degree_inputs": BINS if settings.degree_inputs else 0,
         "scaling": _scaling(saved.encoding),
     }
 

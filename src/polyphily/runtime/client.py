@@ -22,6 +22,7 @@ from polyphily.core.optimizers import PREFIX, OptimizerSpec, initial_state
 from polyphily.core.sampling import Sampling
 from polyphily.core.settings import MIXED, Settings
 from polyphily.errors import MethodError
+from polyphily.graphs.degrees import with_degrees
 from polyphily.graphs.graph import Graph
 from polyphily.graphs.random import generator
 from polyphily.nn.backbones import Backbone
@@ -43,7 +44,10 @@ def cohort_of(
     federations: Sequence[int] | None = None,
     device: torch.device | str | None = None,
 ) -> Cohort:
-    """Pack clients into a cohort, with precision and sampling as the settings ask for them."""
+    """Pack clients into a cohort, with inputs, precision and sampling as the settings ask."""
+    if settings.degree_inputs:
+        wider = {id(graph): with_degrees(graph) for graph in graphs}  # once, if one occurs twice
+        graphs = [wider[id(graph)] for graph in graphs]
     return Cohort(
         graphs,
         keys,

@@ -13,6 +13,7 @@ from polyphily.core.optimizers import OptimizerSpec
 from polyphily.core.recipes import fill
 from polyphily.core.settings import HOME, Settings
 from polyphily.errors import UserError
+from polyphily.graphs.degrees import COLUMNS
 from polyphily.graphs.directions import SEPARATE
 from polyphily.graphs.random import derive
 from polyphily.nn.backbones import BACKBONES, Backbone, Shape
@@ -83,8 +84,10 @@ def build_network(
     assert settings.input_dropout is not None
     if settings.label_inputs:
         _check_label_inputs(method, settings)
+    degrees = COLUMNS if settings.degree_inputs else 0
+    labels = classes if settings.label_inputs else 0
     shape = Shape(
-        features=features + (classes if settings.label_inputs else 0),
+        features=features + degrees + labels,
         classes=classes,
         hidden=settings.hidden,
         layers=settings.layers,

@@ -84,7 +84,10 @@ def _rows(data: Mapping[str, Any]) -> list[Row]:
         for part in data["parts"]
     ]
     rows.append(Row(METHOD, NAME, NAME, None))
-    rows += [Row(ABLATION, part["name"], NAME, None, part["set"]) for part in data["ablations"]]
+    rows += [
+        Row(ABLATION, part["name"], NAME, None, part.get("set", {}), part.get("settings", {}))
+        for part in data["ablations"]
+    ]
     return rows
 
 
