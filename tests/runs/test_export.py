@@ -270,9 +270,20 @@ def test_a_folder_needs_torch_geometric_alone(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.load(tmp_path / "out"), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backbone", ["gat", "rgcn", "choir"])
-def test_a_program_takes_graphs_of_any_size(backbone: str, tmp_path: Path) -> None:
-    model = saved(backbone, **types_of(backbone))
+@pytest.mark.parametrize(
+    ("backbone", "options"),
+    [
+        ("gat", {}),
+        ("rgcn", {}),
+        ("choir", {}),
+        ("sage", {"degree_inputs": True}),
+        ("gcn", {"degree_inputs": True, "direction": "in"}),
+    ],
+)
+def test_a_program_takes_graphs_of_any_size(
+    backbone: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = saved(backbone, **types_of(backbone), **options)
     if backbone == "choir":
         labels = {"voices": "gcn,res-gcn", "renditions": "shared"}
         model = saved(None, "polyphony", hyperparameters=labels, layers=1)

@@ -605,7 +605,7 @@ class Model(nn.Module):
         """
         graph = self._graph(x, edge_index, edge_weight, edge_type, labels)
         if self.degree_inputs:
-            columns = _degree_columns(self._degrees(edge_index, len(x)), self.degree_inputs)
+            columns = _degree_columns(self._degrees(edge_index, x.shape[0]), self.degree_inputs)
             x = torch.cat([x, columns.to(x.dtype)], dim=1)
         inputs = torch.cat([x, graph.shown], dim=1) if self.label_inputs else x
         out: Tensor = self.network(inputs, graph)
