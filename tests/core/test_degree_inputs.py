@@ -13,8 +13,10 @@ import polyphily
 from cases import assert_close, simulate, small_federation
 from polyphily.core.messages import model_part
 from polyphily.core.method import METHODS
+from polyphily.core.settings import from_mapping
 from polyphily.graphs.degrees import COLUMNS, with_degrees
 from polyphily.graphs.graph import Graph, Masks
+from polyphily.runtime.client import cohort_of
 from polyphily.testing.examples import FEATURES, with_clients
 
 DEGREES = {"degree_inputs": True}
@@ -42,6 +44,22 @@ def test_degrees_have_weights_that_are_trained(engine: str) -> None:
     assert last.shape[0] == FEATURES + COLUMNS
     used = first[FEATURES:] != last[FEATURES:]
     assert used.any(dim=1).sum() >= 2  # columns that no node has are not trained
+
+
+def test_a_graph_that_occurs_several_times_is_widened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds and rates that train in one pass have the same graphs."""
+    made: list[Graph] = []
+
+    def counted(graph: Graph) -> Graph:
+        made.append(graph)
+        return with_degrees(graph)
+
+    monkeypatch.setattr("polyphily.runtime.client.with_degrees", counted)
+    first, second, _ = small_federation((9, 12, 7)).clients
+    keys = [(0, 0), (0, 1), (1, 0)]
+    cohort = cohort_of(from_mapping(DEGREES), [first, second, first], keys, 3)
+    assert [id(graph) for graph in made] == [id(first), id(second)]
+    assert cohort.graphs[0] is cohort.graphs[2]
 
 
 def hubs(seed: int) -> Graph:

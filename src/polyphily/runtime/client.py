@@ -46,7 +46,8 @@ def cohort_of(
 ) -> Cohort:
     """Pack clients into a cohort, with inputs, precision and sampling as the settings ask."""
     if settings.degree_inputs:
-        wider = {id(graph): with_degrees(graph) for graph in graphs}  # once, if one occurs twice
+        different = {id(graph): graph for graph in graphs}  # one may occur several times
+        wider = {number: with_degrees(graph) for number, graph in different.items()}
         graphs = [wider[id(graph)] for graph in graphs]
     return Cohort(
         graphs,
